@@ -1,0 +1,59 @@
+"""The story of one run, a line per event, to be read by a person."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from elasticutor.core import instructions as do
+
+
+class Trace:
+    """Collects lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def handled(self, now: float, who: str, event: Any, instructions: list[Any]) -> None:
+        """An executor handled an event."""
+        self._add(now, who, describe(event))
+        self.lines += [
+            f"{'':11} {'':8}   → {describe(instruction)}" for instruction in instructions
+        ]
+
+    def refused(self, now: float, who: str, message: Any, error: Exception) -> None:
+        """An executor refused a message."""
+        self._add(now, who, f"{describe(message)}\n{'':23} ✗ {type(error).__name__}: {error}")
+
+    def note(self, now: float, who: str, what: Any) -> None:
+        """Something else happened."""
+        self._add(now, who, what if isinstance(what, str) else describe(what))
+
+    def _add(self, now: float, who: str, text: str) -> None:
+        self.lines.append(f"{now * 1e3:9.3f}ms {who:8} {text}")
+
+
+def describe(message: Any) -> str:
+    """A message in one line, with what it carries counted instead of printed.
+
+    Example:
+        >>> from elasticutor.core.events import TaskLost
+        >>> describe(TaskLost(3))
+        'TaskLost task=3'
+    """
+    fields = getattr(type(message), "__slots__", ())
+    parts = [f"{name}={_value(getattr(message, name))}" for name in fields]
+    return " ".join([type(message).__name__, *parts])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"[{len(value)}]" if len(value) > 8 else str(value.tolist()).replace(" ", "")
+    if isinstance(value, (list, dict)):
+        return f"<{len(value)}>"
+    if isinstance(value, tuple) and value and isinstance(value[0], do.Part):
+        return "+".join(f"{part.upstream}:{_value(part.shards)}" for part in value)
+    if isinstance(value, tuple) and len(value) > 8:
+        return f"({len(value)})"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

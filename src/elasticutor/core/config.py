@@ -1,0 +1,89 @@
+"""The settings of an elastic executor, as a value that is handed in."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from elasticutor.errors import BadValueError
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorConfig:
+    """How an elastic executor behaves; every default is meant to be left alone.
+
+    Example:
+        >>> ExecutorConfig(shards=64).outputs
+        'forward'
+        >>> ExecutorConfig(shards=0)
+        Traceback (most recent call last):
+            ...
+        elasticutor.errors.BadValueError: shards must be at least 1; got 0
+    """
+
+    shards: int = 256
+    """z: the most that the work of one executor can be divided."""
+
+    outputs: Literal["forward", "return"] = "forward"
+    """Forward outputs to destinations, or return each to the upstream that caused it."""
+
+    window_s: float = 0.004
+    """How much work a task is given ahead of time; what a label has to wait for."""
+
+    min_chunks: int = 2
+    """How many chunks a task is given ahead of time, however dear they are."""
+
+    chunk_s: float = 0.002
+    """How much work one chunk should be."""
+
+    first_chunk_rows: int = 16
+    """The size of chunks before anything has been measured."""
+
+    max_chunk_rows: int = 8192
+    """The size of chunks however cheap the work is."""
+
+    credit_s: float = 0.020
+    """How much work per core each upstream may have inside."""
+
+    min_credit_bytes: int = 64 * 1024
+    """What an upstream may have inside however dear the work is.
+
+    Also what every sender may send in an attempt before it is granted more; so it is the same for
+    all who send to each other.
+    """
+
+    max_credit_bytes: int = 16 * 1024 * 1024
+    """What an upstream may have inside however cheap the work is."""
+
+    output_bytes: int = 4 * 1024 * 1024
+    """What may wait to be sent on before no more is processed."""
+
+    balance_threshold: float = 1.2
+    """θ: the largest load of a task over the mean that is left alone (paper 3.1)."""
+
+    max_moves: int = 16
+    """How many shards may be on the move at once."""
+
+    load_half_life_s: float = 0.25
+    """How fast the measured work of a shard is forgotten."""
+
+    backlog_horizon_s: float = 0.1
+    """How soon the backlog should be gone: it counts as load over this time."""
+
+    def __post_init__(self) -> None:
+        for name in ("shards", "min_chunks", "first_chunk_rows", "max_chunk_rows", "max_moves"):
+            _require(name, getattr(self, name), least=1)
+        for name in ("min_credit_bytes", "output_bytes"):
+            _require(name, getattr(self, name), least=1)
+        _require("max_credit_bytes", self.max_credit_bytes, least=self.min_credit_bytes)
+        _require("balance_threshold", self.balance_threshold, least=1)
+        for name in ("window_s", "chunk_s", "credit_s", "load_half_life_s", "backlog_horizon_s"):
+            _require(name, getattr(self, name), least=1e-6)
+        if self.outputs not in ("forward", "return"):
+            raise BadValueError("outputs", 'be "forward" or "return"', self.outputs)
+
+
+def _require(name: str, value: float, *, least: float) -> None:
+    if not (math.isfinite(value) and value >= least):
+        raise BadValueError(name, f"be at least {least:g}", value)

@@ -1,0 +1,298 @@
+"""What can happen to an elastic executor: everything that its main process may be told.
+
+An event says what *has happened*; it is handed to `ElasticExecutor.handle`, which answers with
+instructions (`elasticutor.core.instructions`). Who sends it is the heading it stands under.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticutor.core.ids import Attempt, ChunkId, Epoch, MoveId, NodeId, Peer, ShardId, TaskId
+
+ShardArray = npt.NDArray[np.int32]
+"""Shard numbers, one per tuple."""
+
+
+# From whoever drives the epochs ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptBegun:
+    """Go on from the state of epoch `base`, with these upstreams and destinations.
+
+    Whatever came after `base` is given up. This is the first event of an executor, the answer to a
+    failure, and, in a Structured Streaming query, the start of every batch.
+    """
+
+    attempt: Attempt
+    base: Epoch
+    epoch: Epoch
+    """The epoch that is open from now on; later than `base`, though not always by one."""
+    upstreams: tuple[Peer, ...]
+    destinations: tuple[Peer, ...] = ()
+    """Where outputs go, when they are forwarded; returned outputs go to the upstreams."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCommitted:
+    """Everybody has prepared the epoch, and it will never be rolled back."""
+
+    attempt: Attempt
+    epoch: Epoch
+
+
+# From the scheduler, and from clocks and watchers of the host -------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CoreGranted:
+    """A core on this node is ours from now on."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class CoreTaken:
+    """The core of this task is wanted elsewhere; its shards are to leave it first."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class BalanceDue:
+    """A balancing interval has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAsked:
+    """Somebody (a person, a benchmark, a test) wants this shard on that task."""
+
+    shard: ShardId
+    destination: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLost:
+    """A task's process is gone, and with it its cached state."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node is gone, with its tasks and its store. Never the executor's own local node."""
+
+    node: NodeId
+
+
+# From upstreams ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TuplesArrived:
+    """A batch of tuples from an upstream; `batch` is opaque, and handed on as it is."""
+
+    upstream: Peer
+    attempt: Attempt
+    batch: Any
+    shards: ShardArray
+    size: int
+    """Bytes of the whole batch, as the upstream counts them against its credit."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerArrived:
+    """This upstream has sent all of its tuples of the epoch."""
+
+    upstream: Peer
+    attempt: Attempt
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class OfferMeasured:
+    """An upstream has sent so much, and for a share of the time waited for credit."""
+
+    upstream: Peer
+    attempt: Attempt
+    sent_rows: int
+    blocked_share: float
+
+
+# From destinations of outputs --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CreditGranted:
+    """The destination takes outputs up to this many bytes, counted from the attempt's start."""
+
+    destination: Peer
+    attempt: Attempt
+    total: int
+
+
+# From tasks --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Outputs of one chunk for one destination; `batch` is opaque."""
+
+    destination: Peer
+    batch: Any
+    size: int
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkProcessed:
+    """The task is done with a chunk, and this came out of it."""
+
+    task: TaskId
+    attempt: Attempt
+    chunk: ChunkId
+    useful_s: float
+    """Time spent in the operator; not the time blocked on a queue or a socket."""
+    outputs: tuple[Output, ...] = ()
+    row_seconds: npt.NDArray[np.float64] | None = None
+    """Time per tuple, where tuples are processed singly."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelReached:
+    """Every tuple of the shard handed to the task is processed, and its state is in the store."""
+
+    task: TaskId
+    move: MoveId
+    size: int
+    """Bytes of changed state that had to be written for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFlushed:
+    """All that the task changed in the epoch is in the store."""
+
+    task: TaskId
+    attempt: Attempt
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReset:
+    """The task has forgotten everything cached, and works for this attempt only."""
+
+    task: TaskId
+    attempt: Attempt
+
+
+# From nodes --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStarted:
+    """The task's process runs, and waits for chunks."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOpened:
+    """The destination's store is ready to take the shard's state."""
+
+    move: MoveId
+
+
+@dataclass(frozen=True, slots=True)
+class CopyArrived:
+    """The first copy of the shard's state has reached the destination; tuples still flow."""
+
+    move: MoveId
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateArrived:
+    """The destination's store has everything of the shard."""
+
+    move: MoveId
+    size: int
+    """Bytes that came since `CopyArrived`, so while the shard was held."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardDropped:
+    """The node's store holds nothing of the shard any more."""
+
+    node: NodeId
+    shard: ShardId
+
+
+@dataclass(frozen=True, slots=True)
+class IncrementPersisted:
+    """What the node's shards changed in the epoch is durable."""
+
+    node: NodeId
+    attempt: Attempt
+    epoch: Epoch
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRolledBack:
+    """The node's store is back at the base of the attempt."""
+
+    node: NodeId
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class StateMeasured:
+    """The executor's state on this node has this many bytes now."""
+
+    node: NodeId
+    size: int
+
+
+Event = (
+    AttemptBegun
+    | EpochCommitted
+    | CoreGranted
+    | CoreTaken
+    | BalanceDue
+    | MoveAsked
+    | TaskLost
+    | NodeLost
+    | TuplesArrived
+    | MarkerArrived
+    | OfferMeasured
+    | CreditGranted
+    | ChunkProcessed
+    | LabelReached
+    | TaskFlushed
+    | TaskReset
+    | TaskStarted
+    | ShardOpened
+    | CopyArrived
+    | StateArrived
+    | ShardDropped
+    | IncrementPersisted
+    | StoreRolledBack
+    | StateMeasured
+)
+
+MOVE_EVENTS = (
+    BalanceDue,
+    MoveAsked,
+    CoreTaken,
+    LabelReached,
+    ShardOpened,
+    CopyArrived,
+    StateArrived,
+    ShardDropped,
+)
+"""Events on account of moves: none of them may lead to a message to an upstream."""

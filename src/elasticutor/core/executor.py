@@ -1,0 +1,742 @@
+"""The elastic executor: the main process of the paper's section 3, as a state machine without I/O.
+
+`ElasticExecutor.handle(event, now)` takes what has happened and returns what is to be done. It has
+no clock, no threads, no sockets; the live runtime and the simulation both drive it, and each event
+is handled completely before the next one.
+
+Whatever it refuses, it refuses before anything has changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
+from elasticutor.core.balancing import plan_reassignments
+from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.epochs import Epochs
+from elasticutor.core.flow import InputCredits, Outputs
+from elasticutor.core.ids import ChunkId, NodeId, Peer, ShardId, TaskId
+from elasticutor.core.load import ShardLoads
+from elasticutor.core.metrics import Meter
+from elasticutor.core.moves import Move, MovePhase
+from elasticutor.core.reassigner import Reassigner
+from elasticutor.core.receiver import Receiver
+from elasticutor.core.routing import RoutingTable
+from elasticutor.core.tasks import Flight, TaskStatus, TaskView
+from elasticutor.errors import (
+    BadValueError,
+    LastCoreError,
+    OutOfOrderError,
+    ProtocolError,
+    StaleAttemptError,
+    UnknownNodeError,
+    UnknownShardError,
+    UnknownTaskError,
+)
+
+
+class Phase(Enum):
+    """What an executor is doing as a whole."""
+
+    IDLE = "idle"
+    """No attempt has begun yet."""
+    ROLLING_BACK = "rolling back"
+    """Tasks forget, stores return to the base."""
+    RUNNING = "running"
+    FAILED = "failed"
+    """The attempt cannot go on; only a new one helps."""
+
+
+class ElasticExecutor:
+    """Owner of a fixed key subspace, with any number of cores on any number of nodes.
+
+    Example:
+        An executor is given a core, and told to begin:
+
+        >>> executor = ElasticExecutor(ExecutorConfig(shards=4), NodeId("n0"), now=0.0)
+        >>> executor.handle(ev.CoreGranted(NodeId("n0")), now=0.0)[-1]
+        StartTask(node='n0', task=0)
+        >>> executor.handle(ev.TaskStarted(TaskId(0)), now=0.1)
+        []
+        >>> begun = ev.AttemptBegun(attempt=1, base=0, epoch=1, upstreams=("source",))
+        >>> executor.handle(begun, now=0.2)
+        [ResetTask(task=0, attempt=1)]
+    """
+
+    def __init__(self, config: ExecutorConfig, node: NodeId, now: float) -> None:
+        self.config = config
+        self.node = node
+        self.phase = Phase.IDLE
+        self.epochs = Epochs()
+        self.tasks: dict[TaskId, TaskView] = {}
+        self.meter = Meter(config.shards, now, cores=0)
+        self._returns = config.outputs == "return"
+        self._out: list[do.Instruction] = []
+        self._receiver = Receiver(config.shards)
+        self._moves = Reassigner(config.shards, self._receiver, self.tasks, self._emit)
+        self._credits = InputCredits([], first=0)
+        self._outputs = Outputs([], first=0, limit=config.output_bytes, returned=False)
+        self._stores: set[NodeId] = set()
+        self._state_bytes: dict[NodeId, int] = {}
+        self._resetting: set[TaskId] = set()
+        self._restoring: set[NodeId] = set()
+        self._next_task = 0
+        self._next_chunk = 0
+        self._inside = np.zeros(config.shards, dtype=np.int64)  # tuples not processed, per shard
+        self._byte_s: float | None = None  # measured seconds per byte of input
+        self._loads = ShardLoads(config.shards, config.load_half_life_s, now)
+        self._hot: tuple[ShardId, ...] = ()
+        self._now = now
+
+    def handle(self, event: ev.Event, now: float) -> list[do.Instruction]:
+        """Take one event in, and say what is to be done about it, in order.
+
+        Raises:
+            ProtocolError: If the event is not allowed here, by its leaf: `StaleAttemptError` for
+                what comes late from an attempt or a move that was given up (drop it), others for
+                mistakes.
+            BadValueError: If it carries a value that cannot be.
+        """
+        handler = _HANDLERS.get(type(event))
+        if handler is None:
+            raise BadValueError("event", "be one of elasticutor.core.events", event)
+        if not now >= self._now:
+            raise BadValueError("now", f"be {self._now} or later", now)
+        self._out = []
+        handler(self, event, now)
+        self._now = now
+        return self._out
+
+    # What hosts, monitors and tests look at
+
+    @property
+    def table(self) -> RoutingTable:
+        """Which task owns which shard now."""
+        return self._moves.table
+
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """The shards on the move now."""
+        return tuple(self._moves.moves.values())
+
+    @property
+    def homes(self) -> tuple[NodeId | None, ...]:
+        """The node with the state of each shard."""
+        return tuple(self._moves.homes)
+
+    def inside_bytes(self, upstream: Peer) -> int:
+        """What this upstream has sent and is not processed yet."""
+        return self._credits.inside(upstream)
+
+    def buffered_bytes(self, upstream: Peer) -> int:
+        """Outputs that wait on account of this upstream."""
+        return self._outputs.buffered(upstream)
+
+    def waiting_for(self) -> list[str]:
+        """Why nothing happens, in words: who has yet to answer what."""
+        waits = [f"{self.phase.value}, attempt {self.epochs.attempt}, epoch {self.epochs.open}"]
+        waits += [f"task {task} to reset" for task in sorted(self._resetting)]
+        waits += [f"store on {node} to roll back" for node in sorted(self._restoring)]
+        waits += [f"task {t} to flush" for t in sorted(self.epochs.flushing or ())]
+        waits += [f"node {n} to persist" for n in sorted(self.epochs.persisting or ())]
+        waits += [
+            f"{len(task.flights)} chunks from task {task.id}"
+            for task in self.tasks.values()
+            if task.flights
+        ]
+        waits += [f"move {m.id} of shard {m.shard} ({m.phase.value})" for m in self.moves]
+        waits += [f"{self._receiver.waiting} tuples to be handed out"] * (not self._receiver.empty)
+        waits += ["outputs to be taken"] * (not self._outputs.empty)
+        unplaced = len(self.table.shards_of(None))
+        waits += [f"an owner for {unplaced} shards"] * bool(unplaced)
+        unmarked = sorted(self.epochs.upstreams - self.epochs.marked)
+        return [*waits, f"markers from {unmarked}"]
+
+    # Attempts
+
+    def _on_attempt_begun(self, event: ev.AttemptBegun, now: float) -> None:
+        if event.attempt == self.epochs.attempt:
+            raise OutOfOrderError("attempt", f"be after {self.epochs.attempt}", event.attempt)
+        if event.attempt < self.epochs.attempt:
+            raise StaleAttemptError("attempt", f"be after {self.epochs.attempt}", event.attempt)
+        if not 0 <= event.base < event.epoch:
+            raise BadValueError("base", f"be 0 to {event.epoch - 1}", event.base)
+        if not event.upstreams:
+            raise BadValueError("upstreams", "be at least one", event.upstreams)
+        goes_on = self.phase is Phase.RUNNING and self.epochs.continues(event.base)
+        known = event.base in (self.epochs.committed, self.epochs.prepared)
+        self.epochs.begin(event.attempt, event.base, event.epoch, frozenset(event.upstreams))
+        self._open_channels(event)
+        if goes_on:
+            self._commit_stores()
+            self._set_out(now)
+            return
+        if not known:  # no store here has that state any more: the checkpoint must
+            self._moves.homes = [None] * self.config.shards
+            self._moves.unplace([ShardId(shard) for shard in range(self.config.shards)])
+        self._roll_back(now)
+
+    def _open_channels(self, event: ev.AttemptBegun) -> None:
+        destinations = event.upstreams if self._returns else event.destinations
+        first, limit = self.config.min_credit_bytes, self.config.output_bytes
+        self._credits = InputCredits(event.upstreams, first=first)
+        self._outputs = Outputs(destinations, first=first, limit=limit, returned=self._returns)
+        self._receiver.clear()
+        self._inside[:] = 0
+
+    def _roll_back(self, now: float) -> None:
+        self.phase = Phase.ROLLING_BACK
+        self._moves.cancel()
+        self._resetting = set()
+        self._restoring = set()
+        for task in self.tasks.values():
+            task.forget_flights()
+            if task.running:
+                self._resetting.add(task.id)
+                self._emit(do.ResetTask(task.id, self.epochs.attempt))
+        self._moves.settle()
+        self._roll_stores_back(now)
+
+    def _on_task_reset(self, event: ev.TaskReset, now: float) -> None:
+        self.epochs.require_attempt(event.attempt)
+        if event.task not in self._resetting:
+            raise OutOfOrderError(f"task {event.task}", "have been told to reset", event.attempt)
+        self._resetting.discard(event.task)
+        self._roll_stores_back(now)
+
+    def _roll_stores_back(self, now: float) -> None:
+        # Only when no task can write any more what belongs to an attempt that was given up.
+        if self._resetting:
+            return
+        self._restoring = set(self._stores)
+        for node in sorted(self._stores):
+            keep = tuple(ShardId(s) for s, home in enumerate(self._moves.homes) if home == node)
+            attempt, base = self.epochs.attempt, self.epochs.committed
+            self._emit(do.RollBackStore(node, attempt, base, keep))
+        self._finish_roll_back(now)
+
+    def _on_store_rolled_back(self, event: ev.StoreRolledBack, now: float) -> None:
+        self.epochs.require_attempt(event.attempt)
+        if event.node not in self._restoring:
+            raise OutOfOrderError(f"store on {event.node!r}", "have been told to roll back", event)
+        self._restoring.discard(event.node)
+        self._finish_roll_back(now)
+
+    def _finish_roll_back(self, now: float) -> None:
+        if not self._resetting and not self._restoring:
+            self._set_out(now)
+
+    def _set_out(self, now: float) -> None:
+        self.phase = Phase.RUNNING
+        self._emit(do.ReportReady(self.epochs.attempt))
+        self._arrange(now)
+        self._retire_all(now)
+
+    def _fail(self, reason: str) -> None:
+        """Give the attempt up; `AttemptBegun` is what helps."""
+        self.phase = Phase.FAILED
+        self._moves.cancel()
+        self._receiver.clear()
+        for task in self.tasks.values():
+            task.forget_flights()
+        self._emit(do.ReportFailure(self.epochs.attempt, reason))
+
+    # Cores
+
+    def _on_core_granted(self, event: ev.CoreGranted, now: float) -> None:
+        if event.node not in self._stores:
+            self._stores.add(event.node)
+            self._emit(do.OpenStore(event.node, self.epochs.attempt, self.epochs.committed))
+        task = TaskView(TaskId(self._next_task), event.node)
+        self._next_task += 1
+        self.tasks[task.id] = task
+        self._emit(do.StartTask(event.node, task.id))
+        self.meter.set_cores(len(self.tasks), now)
+
+    def _on_task_started(self, event: ev.TaskStarted, now: float) -> None:
+        task = self._require_task(event.task)
+        if task.running:
+            raise OutOfOrderError(f"task {task.id}", "be starting", task.status.value)
+        task.status = TaskStatus.ACTIVE
+        task.slot = self._receiver.add_slot()
+        self._arrange(now)
+
+    def _on_core_taken(self, event: ev.CoreTaken, now: float) -> None:
+        task = self._require_task(event.task)
+        if task.status is TaskStatus.LEAVING:
+            raise OutOfOrderError(f"task {task.id}", "not be leaving already", "a second request")
+        others = [other for other in self.tasks.values() if other.id != task.id]
+        if not any(other.status is not TaskStatus.LEAVING for other in others):
+            raise LastCoreError(
+                "executor", "keep at least one core", 0, "grant it another core first"
+            )
+        if task.running:
+            task.status = TaskStatus.LEAVING
+            self._arrange(now)
+            self._retire(task, now)
+        else:
+            self._end(task, now)
+
+    def _retire(self, task: TaskView, now: float) -> None:
+        """Let a leaving task go as soon as nothing depends on it."""
+        busy = task.flights or task.id in self._resetting or task.id in self._flushing
+        if task.status is TaskStatus.LEAVING and not busy and not self._moves.involved(task.id):
+            self._end(task, now)
+
+    def _retire_all(self, now: float) -> None:
+        for task in list(self.tasks.values()):
+            self._retire(task, now)
+
+    def _end(self, task: TaskView, now: float) -> None:
+        self._emit(do.EndTask(task.node, task.id))
+        self._remove(task, now)
+
+    def _remove(self, task: TaskView, now: float) -> None:
+        del self.tasks[task.id]
+        self._resetting.discard(task.id)
+        self._moves.unplace(self.table.shards_of(task.id))
+        if task.running:
+            self._receiver.free_slot(task.slot)
+        self.meter.set_cores(len(self.tasks), now)
+
+    # Losses
+
+    def _on_task_lost(self, event: ev.TaskLost, now: float) -> None:
+        task = self._require_task(event.task)
+        self._lose([task], now)
+        if self.phase is Phase.RUNNING and task.running:
+            self._fail(f"task {task.id} on node {task.node!r} was lost")
+        self._go_on_without(now)
+
+    def _on_node_lost(self, event: ev.NodeLost, now: float) -> None:
+        self._require_store(event.node)
+        if event.node == self.node:
+            raise ProtocolError(
+                "node lost", "be a remote one", event.node, "without its main process it is gone"
+            )
+        tasks = [task for task in self.tasks.values() if task.node == event.node]
+        needed = any(task.running for task in tasks) or event.node in self._moves.homes
+        needed = needed or bool(self._moves.touching(event.node))
+        needed = needed or event.node in (self.epochs.persisting or ())
+        self._stores.discard(event.node)
+        self._state_bytes.pop(event.node, None)
+        self._moves.forget_node(event.node)
+        self._restoring.discard(event.node)
+        self._lose(tasks, now)
+        if self.phase is Phase.RUNNING and needed:
+            self._fail(f"node {event.node!r} was lost with {len(tasks)} of the executor's tasks")
+        self._go_on_without(now)
+
+    def _lose(self, tasks: list[TaskView], now: float) -> None:
+        for task in tasks:
+            self._remove(task, now)
+
+    def _go_on_without(self, now: float) -> None:
+        """A loss while rolling back costs nothing: all state is in the stores or durable."""
+        if self.phase is Phase.ROLLING_BACK:
+            if not self._restoring:
+                self._roll_stores_back(now)
+            else:
+                self._finish_roll_back(now)
+
+    # The data path
+
+    def _on_tuples_arrived(self, event: ev.TuplesArrived, now: float) -> None:
+        self.epochs.require_attempt(event.attempt)
+        self._credits.require_credit(event.upstream)
+        if event.size < 0:
+            raise BadValueError(f"size of a batch from {event.upstream!r}", "be >= 0", event.size)
+        shards = event.shards
+        count = len(shards)
+        if count and not (shards.min() >= 0 and shards.max() < self.config.shards):
+            expected = f"be 0 to {self.config.shards - 1}"
+            raise UnknownShardError("shards of a batch", expected, shards)
+        if self.phase is not Phase.RUNNING:
+            return
+        self._credits.spend(event.upstream, event.size)
+        self.meter.arrived(count, event.size)
+        if not count:
+            self._credits.finish(event.upstream, event.size)
+            self._grant(event.upstream)
+            return
+        self._inside += np.bincount(shards, minlength=self.config.shards)
+        self._receiver.arrive(event.upstream, (event.batch, now), shards, event.size)
+        self._feed_all(now)
+
+    def _feed_all(self, now: float) -> None:
+        for task in self.tasks.values():
+            if task.running:
+                self._feed(task, now)
+
+    def _feed(self, task: TaskView, now: float) -> None:
+        """Fill the task's window from its queue."""
+        while self._receiver.queued(task.slot):
+            if not self._returns and self._outputs.blocked(_ANYBODY):
+                return
+            rows = task.room(self.config)
+            if rows == 0:
+                return
+            segments = self._receiver.take(task.slot, rows, one_upstream=self._returns)
+            flight = task.hand_over(ChunkId(self._next_chunk), segments, now)
+            self._next_chunk += 1
+            self.epochs.touched = True
+            self._emit(self._dispatch(task, flight))
+
+    def _dispatch(self, task: TaskView, flight: Flight) -> do.Dispatch:
+        parts = tuple(
+            do.Part(seg.batch.content[0], seg.batch.upstream, seg.rows, seg.shards)
+            for seg in flight.segments
+        )
+        epochs = self.epochs
+        return do.Dispatch(task.id, epochs.attempt, epochs.open, flight.chunk, parts)
+
+    def _on_chunk_processed(self, event: ev.ChunkProcessed, now: float) -> None:
+        self.epochs.require_attempt(event.attempt)
+        if self.phase is not Phase.RUNNING:
+            return
+        task = self._require_task(event.task)
+        flight = self._require_flight(task, event)
+        shards = _join([segment.shards for segment in flight.segments])
+        size_out = sum(output.size for output in event.outputs)
+        rows, seconds = self.meter.processed(
+            shards,
+            event.useful_s,
+            event.row_seconds,
+            bytes_in=sum(s.batch.size * len(s) // s.batch.rows for s in flight.segments),
+            bytes_out=size_out,
+            rows_out=sum(output.rows for output in event.outputs),
+        )
+        # Nothing is refused from here on.
+        task.answered(event.useful_s)
+        self._loads.add_totals(rows, seconds)
+        self._inside -= rows
+        self._settle_inputs(flight, event.useful_s, now)
+        self._take_outputs(event.outputs)
+        self._feed(task, now)
+        self._try_to_end_epoch(now)
+        self._retire(task, now)
+
+    def _require_flight(self, task: TaskView, event: ev.ChunkProcessed) -> Flight:
+        if not task.flights or task.flights[0].chunk != event.chunk:
+            expected = f"be {task.flights[0].chunk}" if task.flights else "have been handed over"
+            raise OutOfOrderError(f"chunk answered by task {task.id}", expected, event.chunk)
+        flight = task.flights[0]
+        upstream = flight.segments[0].batch.upstream
+        for output in event.outputs:
+            self._outputs.require(output.destination)
+            if output.size < 0:
+                raise BadValueError("size of an output", "be at least 0", output.size)
+            if self._returns and output.destination != upstream:
+                raise OutOfOrderError(
+                    "output", f"return to {upstream!r}, who sent the input", output.destination
+                )
+        return flight
+
+    def _settle_inputs(self, flight: Flight, useful_s: float, now: float) -> None:
+        """Give credit back for what was processed, and note how long it took."""
+        size = 0
+        for segment in flight.segments:
+            batch = segment.batch
+            finished = batch.finish(len(segment))
+            size += finished
+            self._credits.finish(batch.upstream, finished)
+            self.meter.latency(now - batch.content[1], len(segment))
+        if size:
+            measured = useful_s / size
+            old = self._byte_s
+            self._byte_s = measured if old is None else old + 0.1 * (measured - old)
+        for upstream in dict.fromkeys(segment.batch.upstream for segment in flight.segments):
+            self._grant(upstream)
+
+    def _grant(self, upstream: Peer) -> None:
+        grant = self._credits.grant(upstream, self.epochs.attempt, self._credit_bytes())
+        if grant is not None:
+            self._emit(grant)
+
+    def _credit_bytes(self) -> int:
+        """Bounded in time and in bytes: `credit_s` of measured work per core."""
+        config = self.config
+        if not self._byte_s:
+            return config.min_credit_bytes
+        wanted = config.credit_s * max(1, len(self.tasks)) / self._byte_s
+        return int(min(max(wanted, config.min_credit_bytes), config.max_credit_bytes))
+
+    # Outputs
+
+    def _take_outputs(self, outputs: tuple[ev.Output, ...]) -> None:
+        for output in outputs:
+            self._outputs.add(output)
+        for destination in dict.fromkeys(output.destination for output in outputs):
+            self._send(destination)
+            if self._returns and self._outputs.blocked(destination):
+                self._receiver.park(destination)
+
+    def _send(self, destination: Peer) -> None:
+        for instruction in self._outputs.send(destination, self.epochs.attempt):
+            self._emit(instruction)
+
+    def _on_credit_granted(self, event: ev.CreditGranted, now: float) -> None:
+        self.epochs.require_attempt(event.attempt)
+        self._outputs.require(event.destination)
+        self._outputs.require_rising(event.destination, event.total)
+        self._outputs.credit(event.destination, event.total)
+        self._send(event.destination)
+        upstream = event.destination
+        if self._receiver.parked(upstream) and self._outputs.relieved(upstream):
+            self._receiver.unpark(upstream)
+        self._feed_all(now)
+        self._try_to_end_epoch(now)
+
+    # Moves
+
+    def _on_balance_due(self, event: ev.BalanceDue, now: float) -> None:
+        if self.phase is Phase.RUNNING:
+            self._loads.update(now)
+            self._arrange(now, threshold=self.config.balance_threshold)
+
+    def _arrange(self, now: float, threshold: float = math.inf) -> None:
+        """Start the moves that are needed, and those that balance the load beyond the threshold."""
+        staying = any(task.staying for task in self.tasks.values())
+        if self.phase is not Phase.RUNNING or not staying:
+            return
+        running = [task for task in self.tasks.values() if task.running]
+        leaving = [task.id for task in running if task.status is TaskStatus.LEAVING]
+        if math.isinf(threshold) and not leaving and not self.table.shards_of(None):
+            return
+        config = self.config
+        plan = plan_reassignments(
+            self._loads.loads(self._inside, 0.0, config.backlog_horizon_s),
+            self._moves.planned_owners(),
+            {task.id: task.node for task in running},
+            threshold=threshold,
+            leaving=leaving,
+            pinned=[move.shard for move in self.moves],
+            homes=self._moves.homes,
+        )
+        for reassignment in plan.moves:
+            forced = reassignment.source is None  # waiting tuples depend on it
+            if forced or len(self.moves) < config.max_moves:
+                self._move(reassignment.shard, reassignment.destination, now)
+        if not math.isinf(threshold) and plan.hot != self._hot:
+            self._hot = plan.hot
+            self._emit(do.ReportHotShards(plan.hot))
+        self._after_moves(now)
+
+    def _move(self, shard: ShardId, destination: TaskId, now: float) -> bool:
+        return self._moves.start(shard, destination, self.epochs.committed, now)
+
+    def _after_moves(self, now: float) -> None:
+        """Some shard may have found its task: its tuples flow, and nothing may wait for it."""
+        self._feed_all(now)
+        self._try_to_end_epoch(now)
+
+    def _on_move_asked(self, event: ev.MoveAsked, now: float) -> None:
+        self.table.require(event.shard)
+        task = self._require_task(event.destination)
+        if not task.staying:
+            raise UnknownTaskError("destination", "be an active task", task.status.value)
+        if self.phase is not Phase.RUNNING:
+            raise OutOfOrderError("executor", "be running", self.phase.value)
+        if any(move.shard == event.shard for move in self.moves):
+            raise OutOfOrderError(f"shard {event.shard}", "not be on the move", "a second request")
+        if self.table.owner(event.shard) in (event.destination, None):
+            return
+        self._move(event.shard, event.destination, now)
+
+    def _on_shard_opened(self, event: ev.ShardOpened, now: float) -> None:
+        self._moves.opened(self._moves.require(event.move, MovePhase.OPENING))
+
+    def _on_copy_arrived(self, event: ev.CopyArrived, now: float) -> None:
+        _require_size("copy", event.size)
+        self._moves.copied(self._moves.require(event.move, MovePhase.COPYING), event.size, now)
+
+    def _on_label_reached(self, event: ev.LabelReached, now: float) -> None:
+        _require_size("flushed state", event.size)
+        move = self._moves.require(event.move, MovePhase.DRAINING)
+        if move.source != event.task:
+            raise OutOfOrderError(f"label of move {move.id}", f"reach {move.source}", event.task)
+        self._moves.drained(move, now)
+        self._moved(move, now)
+
+    def _on_state_arrived(self, event: ev.StateArrived, now: float) -> None:
+        _require_size("state", event.size)
+        move = self._moves.require(event.move, MovePhase.MIGRATING, MovePhase.RESTORING)
+        self._moves.arrived(move, event.size, now)
+        self._moved(move, now)
+
+    def _moved(self, move: Move, now: float) -> None:
+        self._arrange(now)
+        self._after_moves(now)
+        source = None if move.source is None else self.tasks.get(move.source)
+        if source is not None:
+            self._retire(source, now)
+
+    def _on_shard_dropped(self, event: ev.ShardDropped, now: float) -> None:
+        self._moves.dropped(event.node, event.shard)
+        self._arrange(now)
+
+    # Epochs
+
+    @property
+    def _flushing(self) -> set[TaskId]:
+        return self.epochs.flushing or set()
+
+    def _on_marker_arrived(self, event: ev.MarkerArrived, now: float) -> None:
+        self.epochs.require_attempt(event.attempt)
+        self._credits.require(event.upstream)
+        if self.phase is not Phase.RUNNING:
+            return
+        self.epochs.require_marker(event.upstream, event.epoch)
+        if self.epochs.prepared is not None:  # a next epoch ends only after the commit of this
+            self._commit()
+        self.epochs.marked.add(event.upstream)
+        self._receiver.wait_ahead(event.upstream)
+        self._try_to_end_epoch(now)
+
+    def _try_to_end_epoch(self, now: float) -> None:
+        """When all tuples of the epoch are handed out, let the tasks flush behind them."""
+        if self.phase is not Phase.RUNNING or not self.epochs.all_marked or self._flushing:
+            return
+        self._moves.labels_wait = True
+        unplaced = None in self.table.owners
+        if not self._receiver.empty or self._moves.holding or unplaced:
+            return
+        running = [task.id for task in self.tasks.values() if task.running]
+        self.epochs.flushing = set(running)
+        for task in running:
+            self._emit(do.FlushTask(task, self.epochs.attempt, self.epochs.open))
+
+    def _on_task_flushed(self, event: ev.TaskFlushed, now: float) -> None:
+        self.epochs.require_attempt(event.attempt)
+        if self.phase is not Phase.RUNNING:
+            return
+        if event.task not in self._flushing or event.epoch != self.epochs.open:
+            raise OutOfOrderError(f"task {event.task}", "have been told to flush", event.epoch)
+        self._flushing.discard(event.task)
+        if not self._flushing:
+            self._seal(now)
+
+    def _seal(self, now: float) -> None:
+        """The epoch is complete: pass it on, make it durable, and go on with the next."""
+        shards_on: dict[NodeId, list[ShardId]] = {}
+        for shard, home in enumerate(self._moves.homes):
+            assert home is not None  # an epoch ends only when every shard is placed
+            shards_on.setdefault(home, []).append(ShardId(shard))
+        epoch = self.epochs.seal(set(shards_on))
+        self._outputs.end_epoch(epoch)
+        for destination in self._outputs.destinations:
+            self._send(destination)
+        for node, shards in sorted(shards_on.items()):
+            self._emit(do.PersistIncrement(node, self.epochs.attempt, epoch, tuple(shards)))
+        self._moves.labels_wait = False
+        self._receiver.next_epoch()
+        self._moves.send_waiting_labels(now)
+        self._arrange(now)
+        self._feed_all(now)
+        self._retire_all(now)
+
+    def _on_increment_persisted(self, event: ev.IncrementPersisted, now: float) -> None:
+        self.epochs.require_attempt(event.attempt)
+        _require_size("increment", event.size)
+        if self.phase is not Phase.RUNNING:
+            return
+        waiting = self.epochs.persisting or set()
+        if event.node not in waiting or event.epoch != self.epochs.sealed:
+            raise OutOfOrderError(f"node {event.node!r}", "have been told to persist", event.epoch)
+        waiting.discard(event.node)
+        if not waiting:
+            self._emit(do.ReportPrepared(self.epochs.attempt, self.epochs.prepare()))
+
+    def _on_epoch_committed(self, event: ev.EpochCommitted, now: float) -> None:
+        self.epochs.require_attempt(event.attempt)
+        if event.epoch == self.epochs.committed or self.phase is not Phase.RUNNING:
+            return
+        if event.epoch != self.epochs.prepared:
+            prepared = self.epochs.prepared
+            raise OutOfOrderError(
+                "epoch committed", f"be the prepared one, {prepared}", event.epoch
+            )
+        self._commit()
+
+    def _commit(self) -> None:
+        self.epochs.commit()
+        self._commit_stores()
+
+    def _commit_stores(self) -> None:
+        for node in sorted(self._stores):
+            self._emit(do.CommitStore(node, self.epochs.committed))
+
+    # Measurements
+
+    def _on_offer_measured(self, event: ev.OfferMeasured, now: float) -> None:
+        self.epochs.require_attempt(event.attempt)
+        self._credits.require(event.upstream)
+        self.meter.offered(event.sent_rows, event.blocked_share)
+
+    def _on_state_measured(self, event: ev.StateMeasured, now: float) -> None:
+        self._require_store(event.node)
+        _require_size("state", event.size)
+        self._state_bytes[event.node] = event.size
+        self.meter.state_bytes(sum(self._state_bytes.values()))
+
+    # Odds and ends
+
+    def _emit(self, instruction: do.Instruction) -> None:
+        self._out.append(instruction)
+
+    def _require_task(self, task: TaskId) -> TaskView:
+        view = self.tasks.get(task)
+        if view is None:
+            raise UnknownTaskError("task", f"be one of {sorted(self.tasks)}", task)
+        return view
+
+    def _require_store(self, node: NodeId) -> None:
+        if node not in self._stores:
+            raise UnknownNodeError("node", f"be one of {sorted(self._stores)}", node)
+
+
+_ANYBODY = Peer("")  # forwarded outputs wait on nobody's account in particular
+
+
+def _require_size(what: str, size: int) -> None:
+    if size < 0:
+        raise BadValueError(f"size of {what}", "be at least 0", size)
+
+
+def _join(arrays: list[ev.ShardArray]) -> ev.ShardArray:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+_HANDLERS: dict[type, Callable[[ElasticExecutor, Any, float], None]] = {
+    ev.AttemptBegun: ElasticExecutor._on_attempt_begun,
+    ev.EpochCommitted: ElasticExecutor._on_epoch_committed,
+    ev.CoreGranted: ElasticExecutor._on_core_granted,
+    ev.CoreTaken: ElasticExecutor._on_core_taken,
+    ev.BalanceDue: ElasticExecutor._on_balance_due,
+    ev.MoveAsked: ElasticExecutor._on_move_asked,
+    ev.TaskLost: ElasticExecutor._on_task_lost,
+    ev.NodeLost: ElasticExecutor._on_node_lost,
+    ev.TuplesArrived: ElasticExecutor._on_tuples_arrived,
+    ev.MarkerArrived: ElasticExecutor._on_marker_arrived,
+    ev.OfferMeasured: ElasticExecutor._on_offer_measured,
+    ev.CreditGranted: ElasticExecutor._on_credit_granted,
+    ev.ChunkProcessed: ElasticExecutor._on_chunk_processed,
+    ev.LabelReached: ElasticExecutor._on_label_reached,
+    ev.TaskFlushed: ElasticExecutor._on_task_flushed,
+    ev.TaskReset: ElasticExecutor._on_task_reset,
+    ev.TaskStarted: ElasticExecutor._on_task_started,
+    ev.ShardOpened: ElasticExecutor._on_shard_opened,
+    ev.CopyArrived: ElasticExecutor._on_copy_arrived,
+    ev.StateArrived: ElasticExecutor._on_state_arrived,
+    ev.ShardDropped: ElasticExecutor._on_shard_dropped,
+    ev.IncrementPersisted: ElasticExecutor._on_increment_persisted,
+    ev.StoreRolledBack: ElasticExecutor._on_store_rolled_back,
+    ev.StateMeasured: ElasticExecutor._on_state_measured,
+}

@@ -1,0 +1,182 @@
+"""A node's side of the protocol: it keeps one executor's store, and moves shards in and out of it.
+
+Instructions of the executor's main process reach a keeper in order; slices of state come from
+other keepers at any time, and those of a move that was given up are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
+from elasticutor.core.ids import Attempt, Epoch, MoveId, NodeId, ShardId
+from elasticutor.errors import BadValueError, StaleAttemptError
+from elasticutor.state.levels import START, Cursor, Levels, Record
+
+
+@dataclass(frozen=True, slots=True)
+class SendSlice:
+    """Send some of a shard's state to another node's keeper."""
+
+    node: NodeId
+    """Where to."""
+    move: MoveId
+    shard: ShardId
+    records: tuple[Record, ...]
+    last: bool
+    """Whether these are the last of the copy, or of the rest."""
+    rest: bool
+    """Whether the shard is held meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOn:
+    """Go on with a copy by `Keeper.copy_on`, when what else there is to do has been done."""
+
+    move: MoveId
+
+
+@dataclass(frozen=True, slots=True)
+class WriteIncrement:
+    """Make an epoch's changes durable, then call `Keeper.written`."""
+
+    attempt: Attempt
+    epoch: Epoch
+    shards: dict[ShardId, tuple[Record, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadShard:
+    """Fetch a shard's state of the epoch from the checkpoint, then call `Keeper.restored`."""
+
+    move: MoveId
+    shard: ShardId
+    epoch: Epoch
+
+
+Errand = SendSlice | CopyOn | WriteIncrement | ReadShard | ev.Event
+"""What a keeper asks its host to do; an event is to be sent to the main process."""
+
+
+@dataclass(slots=True)
+class _Copy:
+    order: do.CopyShard
+    cursor: Cursor = START
+
+
+class Keeper:
+    """Keeps the store of one executor on one node."""
+
+    def __init__(self, node: NodeId, store: Levels, *, slice_records: int = 256) -> None:
+        self.node = node
+        self.store = store
+        self._slice_records = slice_records
+        self._incoming: dict[MoveId, int] = {}  # bytes that came with the current phase
+        self._outgoing: dict[MoveId, _Copy] = {}
+
+    def handle(self, order: Any) -> list[Errand]:
+        """Carry an instruction of the main process out, in the order in which they come."""
+        handler = _HANDLERS.get(type(order))
+        if handler is None:
+            raise BadValueError("instruction", "be one for a keeper", order)
+        return list(handler(self, order))
+
+    def receive(self, piece: SendSlice) -> list[Errand]:
+        """Take a slice of state in that another keeper has sent."""
+        self._require_incoming(piece.move)
+        self.store.merge(piece.shard, piece.records)
+        self._incoming[piece.move] += sum(record.size for record in piece.records)
+        if not piece.last:
+            return []
+        size = self._incoming[piece.move]
+        if piece.rest:
+            del self._incoming[piece.move]
+            return [ev.StateArrived(piece.move, size)]
+        self._incoming[piece.move] = 0
+        return [ev.CopyArrived(piece.move, size)]
+
+    def copy_on(self, move: MoveId) -> list[Errand]:
+        """Send the next slice of a copy; nothing, if the move was given up meanwhile."""
+        copy = self._outgoing.get(move)
+        if copy is None:
+            return []
+        order = copy.order
+        records, cursor = self.store.copy(order.shard, copy.cursor, self._slice_records)
+        last = cursor is None
+        piece = SendSlice(order.destination, move, order.shard, records, last, rest=False)
+        if cursor is None:
+            del self._outgoing[move]
+            return [piece]
+        copy.cursor = cursor
+        return [piece, CopyOn(move)]
+
+    def written(self, increment: WriteIncrement) -> list[Errand]:
+        """The increment is durable."""
+        records = [record for shard in increment.shards.values() for record in shard]
+        size = sum(record.size for record in records)
+        return [ev.IncrementPersisted(self.node, increment.attempt, increment.epoch, size)]
+
+    def restored(self, read: ReadShard, records: Iterable[Record]) -> list[Errand]:
+        """The shard's state has come from the checkpoint."""
+        self._require_incoming(read.move)
+        del self._incoming[read.move]
+        found = tuple(records)
+        self.store.merge(read.shard, found)
+        return [ev.StateArrived(read.move, sum(record.size for record in found))]
+
+    def _require_incoming(self, move: MoveId) -> None:
+        if move not in self._incoming:
+            raise StaleAttemptError("move of a slice", f"be one of {list(self._incoming)}", move)
+
+    def _open_shard(self, order: do.OpenShard) -> Iterator[Errand]:
+        self.store.drop(order.shard)
+        self._incoming[order.move] = 0
+        yield ev.ShardOpened(order.move)
+
+    def _copy_shard(self, order: do.CopyShard) -> Iterator[Errand]:
+        self.store.watch(order.shard)
+        self._outgoing[order.move] = _Copy(order)
+        yield from self.copy_on(order.move)
+
+    def _send_rest(self, order: do.SendRest) -> Iterator[Errand]:
+        records = tuple(self.store.changed_records(order.shard))
+        yield SendSlice(order.destination, order.move, order.shard, records, last=True, rest=True)
+
+    def _drop_shard(self, order: do.DropShard) -> Iterator[Errand]:
+        self.store.drop(order.shard)
+        yield ev.ShardDropped(self.node, order.shard)
+
+    def _restore_shard(self, order: do.RestoreShard) -> Iterator[Errand]:
+        self.store.drop(order.shard)
+        self._incoming[order.move] = 0
+        yield ReadShard(order.move, order.shard, order.epoch)
+
+    def _persist(self, order: do.PersistIncrement) -> Iterator[Errand]:
+        changes = {shard: self.store.increment(order.epoch, shard) for shard in order.shards}
+        written = {shard: records for shard, records in changes.items() if records}
+        yield WriteIncrement(order.attempt, order.epoch, written)
+
+    def _commit(self, order: do.CommitStore) -> Iterator[Errand]:
+        self.store.commit(order.epoch)
+        yield from ()
+
+    def _roll_back(self, order: do.RollBackStore) -> Iterator[Errand]:
+        self._incoming.clear()
+        self._outgoing.clear()
+        self.store.roll_back(order.attempt, order.base, order.shards)
+        yield ev.StoreRolledBack(self.node, order.attempt)
+
+
+_HANDLERS: dict[type, Callable[[Keeper, Any], Iterator[Errand]]] = {
+    do.OpenShard: Keeper._open_shard,
+    do.CopyShard: Keeper._copy_shard,
+    do.SendRest: Keeper._send_rest,
+    do.DropShard: Keeper._drop_shard,
+    do.RestoreShard: Keeper._restore_shard,
+    do.PersistIncrement: Keeper._persist,
+    do.CommitStore: Keeper._commit,
+    do.RollBackStore: Keeper._roll_back,
+}

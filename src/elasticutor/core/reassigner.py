@@ -1,0 +1,216 @@
+"""Who owns which shard, where its state is, and every shard that is on its way elsewhere.
+
+The reassigner enacts reassignments (paper 3.3): it knows nothing of loads, which decide what should
+move (`elasticutor.core.balancing`), and nothing of upstreams, who never hear of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+
+from elasticutor.core.ids import Epoch, MoveId, NodeId, ShardId, TaskId
+from elasticutor.core.instructions import (
+    CopyShard,
+    DropShard,
+    Instruction,
+    OpenShard,
+    RestoreShard,
+    SendLabel,
+    SendRest,
+)
+from elasticutor.core.moves import Move, MovePhase
+from elasticutor.core.receiver import HELD, Receiver
+from elasticutor.core.routing import RoutingTable
+from elasticutor.core.tasks import TaskView
+from elasticutor.errors import OutOfOrderError, StaleAttemptError
+
+
+class Reassigner:
+    """The routing table of an executor and the moves that change it."""
+
+    def __init__(
+        self,
+        shards: int,
+        receiver: Receiver,
+        tasks: dict[TaskId, TaskView],
+        emit: Callable[[Instruction], None],
+    ) -> None:
+        self._receiver = receiver
+        self._tasks = tasks
+        self._emit = emit
+        self._next_move = 0
+        self._dropping: set[tuple[NodeId, ShardId]] = set()
+        self.table = RoutingTable.unplaced(shards)
+        self.homes: list[NodeId | None] = [None] * shards
+        """Per shard the node with its state; None: at most the checkpoint has any."""
+        self.moves: dict[MoveId, Move] = {}
+        self.labels_wait = False
+        """Set while an epoch ends: a shard whose label was sent would have to be waited for."""
+
+    # What is asked for
+
+    def start(self, shard: ShardId, destination: TaskId, base: Epoch, now: float) -> bool:
+        """Begin to move a shard; False if it has to wait for an older copy to be dropped."""
+        source = self.table.owner(shard)
+        origin, target = self.homes[shard], self._tasks[destination].node
+        if (target, shard) in self._dropping:
+            return False
+        move = Move(
+            MoveId(self._next_move), shard, source, destination, origin, target, MovePhase.OPENING
+        )
+        self._next_move += 1
+        self.moves[move.id] = move
+        if source is None:
+            move.labelled_at = move.drained_at = now  # nothing to drain
+        if origin is None:
+            self._restore(move, base)
+        elif move.remote:
+            self._emit(OpenShard(target, move.id, shard))
+        elif source is None:
+            self._complete(move, 0, now)
+        else:
+            self._ask_label(move, now)
+        return True
+
+    def send_waiting_labels(self, now: float) -> None:
+        """The epoch has ended: moves that had to wait for that go on."""
+        for move in [move for move in self.moves.values() if move.phase is MovePhase.WAITING]:
+            self._ask_label(move, now)
+
+    # What is answered
+
+    def require(self, move_id: MoveId, *phases: MovePhase) -> Move:
+        """The move of this number, if it is in one of these phases."""
+        move = self.moves.get(move_id)
+        if move is None:
+            if 0 <= move_id < self._next_move:
+                raise StaleAttemptError("move", "be under way", move_id, "it was given up or done")
+            raise OutOfOrderError("move", "have been started", move_id)
+        if move.phase not in phases:
+            expected = " or ".join(phase.value for phase in phases)
+            raise OutOfOrderError(f"move {move_id}", f"be {expected}", move.phase.value)
+        return move
+
+    def opened(self, move: Move) -> None:
+        """The destination's node is ready."""
+        assert move.origin is not None  # a move without origin restores instead
+        move.phase = MovePhase.COPYING
+        self._emit(CopyShard(move.origin, move.id, move.shard, move.target))
+
+    def copied(self, move: Move, size: int, now: float) -> None:
+        """The first copy has arrived."""
+        move.copied = size
+        if move.source is None:
+            self._send_rest(move)
+        else:
+            self._ask_label(move, now)
+
+    def drained(self, move: Move, now: float) -> None:
+        """The source task is done with the shard, and its state is in the store."""
+        move.drained_at = now
+        if move.remote:
+            self._send_rest(move)
+        else:
+            self._complete(move, 0, now)
+
+    def arrived(self, move: Move, size: int, now: float) -> None:
+        """The destination's node has everything."""
+        self._complete(move, size, now)
+
+    def dropped(self, node: NodeId, shard: ShardId) -> None:
+        """The old copy is gone."""
+        if (node, shard) not in self._dropping:
+            raise OutOfOrderError("shard dropped", "have been told to go", (node, shard))
+        self._dropping.discard((node, shard))
+
+    # What goes wrong
+
+    def cancel(self) -> None:
+        """Give up every move: each shard stays with whoever the routing table names."""
+        self.moves.clear()
+        self.labels_wait = False
+
+    def settle(self) -> None:
+        """Let the receiver route to the owners that the table names."""
+        for shard, owner in enumerate(self.table.owners):
+            if owner is None:
+                self._receiver.hold(ShardId(shard))
+            else:
+                self._receiver.release(ShardId(shard), self._tasks[owner].slot)
+
+    def unplace(self, shards: Collection[ShardId]) -> None:
+        """Let these shards have no owner."""
+        if shards:
+            self.table = self.table.with_owners(dict.fromkeys(shards))
+        for shard in shards:
+            self._receiver.hold(shard)
+
+    def forget_node(self, node: NodeId) -> None:
+        """The node's store is gone."""
+        self._dropping = {entry for entry in self._dropping if entry[0] != node}
+        self.homes = [None if home == node else home for home in self.homes]
+
+    # What others ask
+
+    @property
+    def holding(self) -> bool:
+        """Whether any shard's tuples wait for a move."""
+        return any(move.holds for move in self.moves.values())
+
+    def involved(self, task: TaskId) -> bool:
+        """Whether the task owns a shard, or is the source or destination of a move."""
+        return task in self.table.owners or any(
+            task in (move.source, move.destination) for move in self.moves.values()
+        )
+
+    def touching(self, node: NodeId) -> Iterable[Move]:
+        """The moves that need this node."""
+        return [move for move in self.moves.values() if node in (move.origin, move.target)]
+
+    def planned_owners(self) -> list[TaskId | None]:
+        """The owners as they will be when all moves are done."""
+        owners = list(self.table.owners)
+        for move in self.moves.values():
+            owners[move.shard] = move.destination
+        return owners
+
+    def _restore(self, move: Move, base: Epoch) -> None:
+        if base == 0:  # before the first epoch there is no state anywhere
+            del self.moves[move.id]
+            self._hand_to(move)
+        else:
+            move.phase = MovePhase.RESTORING
+            self._emit(RestoreShard(move.target, move.id, move.shard, base))
+
+    def _send_rest(self, move: Move) -> None:
+        assert move.origin is not None  # it has been copied from there
+        move.phase = MovePhase.MIGRATING
+        self._emit(SendRest(move.origin, move.id, move.shard, move.target))
+
+    def _ask_label(self, move: Move, now: float) -> None:
+        if self.labels_wait:
+            move.phase = MovePhase.WAITING
+        else:
+            self._label(move, now)
+
+    def _label(self, move: Move, now: float) -> None:
+        assert move.source is not None  # only an owned shard has tuples to drain
+        move.phase = MovePhase.DRAINING
+        move.labelled_at = now
+        self._receiver.hold(move.shard)
+        self._emit(SendLabel(move.source, move.id, move.shard))
+
+    def _complete(self, move: Move, migrated: int, now: float) -> None:
+        del self.moves[move.id]
+        self._hand_to(move)
+        if move.remote and move.origin is not None:
+            self._dropping.add((move.origin, move.shard))
+            self._emit(DropShard(move.origin, move.shard))
+        self._emit(move.report(migrated, now))
+
+    def _hand_to(self, move: Move) -> None:
+        self.table = self.table.with_owners({move.shard: move.destination})
+        self.homes[move.shard] = move.target
+        slot = self._tasks[move.destination].slot
+        assert slot != HELD  # only a running task is a destination
+        self._receiver.release(move.shard, slot)

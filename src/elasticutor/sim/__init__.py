@@ -1,0 +1,1 @@
+"""The same core under virtual time: processes, channels and losses, without a real one of them."""

@@ -1,0 +1,60 @@
+"""A checkpoint location, simulated: what is in it survives every process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.errors import OutOfOrderError
+from elasticutor.state.levels import Record
+
+Increment = Mapping[ShardId, tuple[Record, ...]]
+
+
+class Durable:
+    """Increments per executor, epoch and attempt, and the manifests that make them count.
+
+    An increment that no manifest names is as good as absent: an attempt that was given up may have
+    left it behind, even after a later attempt wrote its own.
+    """
+
+    def __init__(self) -> None:
+        self._increments: dict[tuple[str, Epoch, Attempt], dict[ShardId, tuple[Record, ...]]] = {}
+        self._folded: dict[str, dict[ShardId, dict[bytes, bytes]]] = {}
+        self._committed: dict[str, Epoch] = {}
+        self.notes: Mapping[str, Any] = {}
+
+    def write(self, executor: str, epoch: Epoch, attempt: Attempt, changes: Increment) -> None:
+        """Keep what some shards of an executor changed in an epoch."""
+        self._increments.setdefault((executor, epoch, attempt), {}).update(changes)
+
+    def commit(self, executor: str, epoch: Epoch, attempt: Attempt) -> None:
+        """Let an executor's increment count, on top of all earlier ones."""
+        shards = self._folded.setdefault(executor, {})
+        for shard, records in self._increments.get((executor, epoch, attempt), {}).items():
+            values = shards.setdefault(shard, {})
+            for record in records:
+                if record.value is None:
+                    values.pop(record.key, None)
+                else:
+                    values[record.key] = record.value
+        self._committed[executor] = epoch
+        self._increments = {k: v for k, v in self._increments.items() if k[0] != executor}
+
+    def read(self, executor: str, shard: ShardId, epoch: Epoch) -> tuple[Record, ...]:
+        """A shard's state as of the newest committed epoch, which must be the one asked for."""
+        committed = self._committed.get(executor, Epoch(0))
+        if committed != epoch:
+            raise OutOfOrderError(f"epoch of {executor} to restore", f"be {committed}", epoch)
+        values = self._folded.get(executor, {}).get(shard, {})
+        return tuple(Record(key, epoch, value) for key, value in values.items())
+
+    def state(self, executor: str) -> dict[bytes, bytes]:
+        """Everything committed of an executor, over all shards."""
+        shards = self._folded.get(executor, {}).values()
+        return {key: value for values in shards for key, value in values.items()}
+
+    def committed(self, executor: str) -> Epoch:
+        """The newest epoch that counts."""
+        return self._committed.get(executor, Epoch(0))

@@ -1,0 +1,419 @@
+"""Simulated processes around the pure core: main processes, tasks and the nodes' keepers.
+
+They do what the live runtime does, and decide nothing: every decision is one of `core`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
+from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.executor import ElasticExecutor
+from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, ShardId, TaskId
+from elasticutor.core.keeper import CopyOn, Errand, Keeper, ReadShard, SendSlice, WriteIncrement
+from elasticutor.core.task import Task
+from elasticutor.errors import ProtocolError, StaleAttemptError
+from elasticutor.sim.durable import Durable
+from elasticutor.sim.kernel import Kernel
+from elasticutor.sim.network import Address, Network
+from elasticutor.state.backend import MemoryBackend
+from elasticutor.state.cache import Codec, StateCache
+from elasticutor.state.levels import Levels
+
+Rows = Sequence[Any]
+
+
+# What processes tell each other besides the core's own messages -----------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Tuples:
+    """Tuples from an upstream, or outputs on their way back to it."""
+
+    sender: Peer
+    attempt: Attempt
+    rows: Rows
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The end of an epoch."""
+
+    sender: Peer
+    attempt: Attempt
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """What the sender of this lets the other side send."""
+
+    sender: Peer
+    attempt: Attempt
+    total: int
+
+
+class Operator(Protocol):
+    """User logic, and where its outputs go."""
+
+    codec: Codec
+    max_keys: int
+
+    def shards_of(self, rows: Rows) -> ev.ShardArray:
+        """The shard of each tuple."""
+
+    def process(self, cache: StateCache, shard: ShardId, row: Any, upstream: Peer) -> Rows:
+        """Apply one tuple to the state; returns (destination, tuple) pairs."""
+
+    def size(self, rows: int) -> int:
+        """The bytes of so many tuples."""
+
+
+class Surroundings(Protocol):
+    """What decides how long things take, and who watches."""
+
+    def startup_s(self) -> float:
+        """How long a task's process takes to start."""
+
+    def service_s(self, host: TaskHost, rows: int) -> float:
+        """How long a task works on so many tuples."""
+
+    def storage_s(self) -> float:
+        """How long the checkpoint location takes to read or write."""
+
+    def notice_s(self) -> float:
+        """How long it takes until a loss is noticed."""
+
+    def handled(
+        self, host: ExecutorHost, event: ev.Event, instructions: list[do.Instruction]
+    ) -> None:
+        """An executor has handled an event."""
+
+    def refused(self, host: ExecutorHost, message: Any, error: ProtocolError) -> None:
+        """An executor has refused a message."""
+
+
+class World:
+    """Everything that the simulated processes share."""
+
+    def __init__(
+        self, kernel: Kernel, network: Network, durable: Durable, surroundings: Surroundings
+    ) -> None:
+        self.kernel = kernel
+        self.network = network
+        self.durable = durable
+        self.surroundings = surroundings
+        self.driver = Address("driver")
+        self.peers: dict[Peer, Address] = {}
+        """Where upstreams, executors and sinks are now, by name."""
+        self.executors: dict[Peer, ExecutorHost] = {}
+
+    def send(self, source: Address, peer: Peer, message: Any) -> None:
+        """Send to whoever has this name now."""
+        address = self.peers.get(peer)
+        if address is not None:
+            self.network.send(source, address, message)
+
+    def lose_node(self, node: NodeId) -> None:
+        """Let a node be gone with everything on it; main processes on it are lost as a whole."""
+        for host in self.executors.values():
+            if host.node == node:
+                host.die()
+            else:
+                host.lose_node(node)
+
+
+class ExecutorHost:
+    """The main process of an elastic executor, with its tasks and keepers wherever they are."""
+
+    def __init__(
+        self,
+        world: World,
+        name: Peer,
+        incarnation: int,
+        node: NodeId,
+        config: ExecutorConfig,
+        operator: Operator,
+        *,
+        slice_records: int = 256,
+    ) -> None:
+        self.world = world
+        self.name = name
+        self.node = node
+        self.operator = operator
+        self.address = Address(f"{name}#{incarnation}")
+        self.core = ElasticExecutor(config, node, world.kernel.now)
+        self.tasks: dict[TaskId, TaskHost] = {}
+        self.keepers: dict[NodeId, KeeperHost] = {}
+        self.alive = True
+        self._slice_records = slice_records
+        world.network.join(self.address, self.receive)
+        world.peers[name] = self.address
+        world.executors[name] = self
+
+    def receive(self, sender: Address, message: Any) -> None:
+        """Take a message in."""
+        match message:
+            case Tuples(peer, attempt, rows, size):
+                shards = self.operator.shards_of(rows)
+                self.tell(ev.TuplesArrived(peer, attempt, rows, shards, size))
+            case Marker(peer, attempt, epoch):
+                self.tell(ev.MarkerArrived(peer, attempt, epoch))
+            case Credit(peer, attempt, total):
+                self.tell(ev.CreditGranted(peer, attempt, total))
+            case _:
+                self.tell(message)
+
+    def tell(self, event: ev.Event) -> None:
+        """Let the core handle an event, and carry its instructions out."""
+        if not self.alive:
+            return
+        try:
+            instructions = self.core.handle(event, self.world.kernel.now)
+        except ProtocolError as error:
+            self.world.surroundings.refused(self, event, error)
+            return
+        self.world.surroundings.handled(self, event, instructions)
+        for instruction in instructions:
+            self._carry_out(instruction)
+
+    def _carry_out(self, order: do.Instruction) -> None:
+        match order:
+            case do.Dispatch() | do.SendLabel() | do.FlushTask() | do.ResetTask():
+                self._send(self._task_address(order.task), order)
+            case do.OpenStore(node, attempt, committed):
+                self.keepers[node] = KeeperHost(self, node, attempt, committed, self._slice_records)
+            case do.StartTask(node, task):
+                startup = self.world.surroundings.startup_s()
+                self.world.kernel.after(startup, self._start_task, node, task)
+            case do.EndTask(_, task):
+                if task in self.tasks:
+                    self.tasks.pop(task).end()
+            case do.GrantCredit(upstream, attempt, total):
+                self.world.send(self.address, upstream, Credit(self.name, attempt, total))
+            case do.Emit(destination, attempt, rows, size):
+                message = Tuples(self.name, attempt, rows, size)
+                self.world.send(self.address, destination, message)
+            case do.EmitMarker(destination, attempt, epoch):
+                self.world.send(self.address, destination, Marker(self.name, attempt, epoch))
+            case do.ReportReady() | do.ReportPrepared() | do.ReportFailure():
+                self._send(self.world.driver, (self.name, order))
+            case do.ReportMove() | do.ReportHotShards():
+                pass  # for the record: whoever watches has seen it
+            case _:
+                self._send(self._keeper_address(order.node), order)
+
+    def _send(self, address: Address, message: Any) -> None:
+        self.world.network.send(self.address, address, message)
+
+    def _task_address(self, task: TaskId) -> Address:
+        return Address(f"{self.address}/task-{task}")
+
+    def _keeper_address(self, node: NodeId) -> Address:
+        return Address(f"{self.address}/{node}")
+
+    def _start_task(self, node: NodeId, task: TaskId) -> None:
+        keeper = self.keepers.get(node)
+        if self.alive and keeper is not None and task in self.core.tasks:
+            self.tasks[task] = TaskHost(self, task, keeper, self._task_address(task))
+            keeper.send(ev.TaskStarted(task))
+
+    # Losses
+
+    def lose_task(self, task: TaskId) -> None:
+        """Kill a task's process, and notice it a little later."""
+        self.tasks.pop(task).end()
+        self.world.kernel.after(self.world.surroundings.notice_s(), self.tell, ev.TaskLost(task))
+
+    def lose_node(self, node: NodeId) -> None:
+        """Lose what this executor has on another node."""
+        keeper = self.keepers.pop(node, None)
+        if keeper is None:
+            return
+        keeper.end()
+        for task, host in list(self.tasks.items()):
+            if host.node == node:
+                self.tasks.pop(task).end()
+        self.world.kernel.after(self.world.surroundings.notice_s(), self.tell, ev.NodeLost(node))
+
+    def die(self) -> None:
+        """Lose the main process; its tasks and stores go with it."""
+        self.alive = False
+        self.world.network.leave(self.address)
+        for task in self.tasks.values():
+            task.end()
+        for keeper in self.keepers.values():
+            keeper.end()
+        self.tasks.clear()
+        self.keepers.clear()
+
+
+class KeeperHost:
+    """A node's process that keeps an executor's store there."""
+
+    def __init__(
+        self,
+        executor: ExecutorHost,
+        node: NodeId,
+        attempt: Attempt,
+        committed: Epoch,
+        slice_records: int,
+    ) -> None:
+        self.executor = executor
+        self.node = node
+        self.world = executor.world
+        self.store = Levels(MemoryBackend(), attempt=attempt, committed=committed)
+        self.core = Keeper(node, self.store, slice_records=slice_records)
+        self.address = Address(f"{executor.address}/{node}")
+        self.alive = True
+        self.world.network.join(self.address, self.receive)
+
+    def receive(self, sender: Address, message: Any) -> None:
+        """Take an instruction or a slice of state in."""
+        if isinstance(message, SendSlice):
+            self._try(lambda: self.core.receive(message))
+        else:
+            self._run(self.core.handle(message))
+
+    def send(self, message: Any) -> None:
+        """Tell the main process."""
+        self.world.network.send(self.address, self.executor.address, message)
+
+    def end(self) -> None:
+        """Let the process be gone."""
+        self.alive = False
+        self.world.network.leave(self.address)
+
+    def _try(self, action: Callable[[], list[Errand]]) -> None:
+        if self.alive:
+            try:
+                errands = action()
+            except StaleAttemptError:
+                return  # of a move that was given up
+            self._run(errands)
+
+    def _run(self, errands: list[Errand]) -> None:
+        for errand in errands:
+            self._carry_out(errand)
+
+    def _carry_out(self, errand: Errand) -> None:
+        after, storage = self.world.kernel.after, self.world.surroundings.storage_s()
+        match errand:
+            case SendSlice(node=node):
+                target = Address(f"{self.executor.address}/{node}")
+                self.world.network.send(self.address, target, errand)
+            case CopyOn(move):
+                after(storage / 4, self._try, lambda: self.core.copy_on(move))
+            case WriteIncrement():
+                after(storage, self._write, errand)
+            case ReadShard():
+                after(storage, self._try, lambda: self._read(errand))
+            case _:
+                self.send(errand)
+
+    def _write(self, errand: WriteIncrement) -> None:
+        if self.alive:
+            name = self.executor.name
+            self.world.durable.write(name, errand.epoch, errand.attempt, errand.shards)
+            self._run(self.core.written(errand))
+
+    def _read(self, errand: ReadShard) -> list[Errand]:
+        records = self.world.durable.read(self.executor.name, errand.shard, errand.epoch)
+        return self.core.restored(errand, records)
+
+
+class TaskHost:
+    """A task's process: one thing at a time, in order."""
+
+    def __init__(
+        self, executor: ExecutorHost, task: TaskId, keeper: KeeperHost, address: Address
+    ) -> None:
+        self.executor = executor
+        self.world = executor.world
+        self.node = keeper.node
+        self.address = address
+        self.alive = True
+        self.slowness = 1.0
+        operator = executor.operator
+        cache = StateCache(
+            keeper.store, operator.codec, Attempt(0), Epoch(0), max_keys=operator.max_keys
+        )
+        self.core = Task(task, cache)
+        self.cache = cache
+        self._inbox: deque[Any] = deque()
+        self._busy = False
+        self.world.network.join(address, self.receive)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._busy and not self._inbox
+
+    def receive(self, sender: Address, message: Any) -> None:
+        """Queue a message."""
+        self._inbox.append(message)
+        if not self._busy:
+            self._work()
+
+    def end(self) -> None:
+        """Let the process be gone, with all that it has cached."""
+        self.alive = False
+        self.world.network.leave(self.address)
+
+    def _work(self) -> None:
+        while self._inbox and self.alive:
+            message = self._inbox.popleft()
+            match message:
+                case do.Dispatch():
+                    rows = sum(len(part.rows) for part in message.parts)
+                    seconds = self.world.surroundings.service_s(self, rows) * self.slowness
+                    self._busy = True
+                    self.world.kernel.after(seconds, self._finish, message, seconds)
+                    return
+                case do.SendLabel():
+                    self._send(self.core.label(message))
+                case do.FlushTask():
+                    self._send(self.core.flush(message))
+                case do.ResetTask():
+                    self._send(self.core.reset(message))
+
+    def _finish(self, chunk: do.Dispatch, seconds: float) -> None:
+        if not self.alive:
+            return
+        self.core.open_chunk(chunk)
+        outputs = self._process(chunk)
+        self.core.close_chunk()
+        rows = sum(len(part.rows) for part in chunk.parts)
+        row_seconds = np.full(rows, seconds / rows) if chunk.chunk % 2 else None
+        self._send(
+            ev.ChunkProcessed(
+                self.core.id, chunk.attempt, chunk.chunk, seconds, outputs, row_seconds
+            )
+        )
+        self._busy = False
+        self._work()
+
+    def _process(self, chunk: do.Dispatch) -> tuple[ev.Output, ...]:
+        operator = self.executor.operator
+        outputs: dict[Peer, list[Any]] = {}
+        for part in chunk.parts:
+            batch = part.batch
+            for row, shard in zip(part.rows.tolist(), part.shards.tolist(), strict=True):
+                made = operator.process(self.cache, shard, batch[row], part.upstream)
+                for destination, output in made:
+                    outputs.setdefault(destination, []).append(output)
+        return tuple(
+            ev.Output(destination, rows, operator.size(len(rows)), len(rows))
+            for destination, rows in outputs.items()
+        )
+
+    def _send(self, event: ev.Event) -> None:
+        self.world.network.send(self.address, self.executor.address, event)
