@@ -374,7 +374,7 @@ def situations(draw: st.DrawFn, of: st.SearchStrategy[float] = SOME_LOADS) -> Si
 
 
 class TestAnyPlan:
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(st.one_of(situations(), situations(of=ANY_LOADS)))
     def test_moves_what_it_must_and_never_what_it_must_not(self, case: Situation) -> None:
         after = applied(case.owners, case.plan())
@@ -385,7 +385,7 @@ class TestAnyPlan:
             else:
                 assert owner in case.staying
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(st.one_of(situations(), situations(of=ANY_LOADS)))
     def test_names_sources_and_shards_in_order(self, case: Situation) -> None:
         moves = case.plan().moves
@@ -394,20 +394,21 @@ class TestAnyPlan:
             owner = case.owners[move.shard]
             assert move.source == (owner if owner in case.nodes else None)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(situations())
     def test_ends_below_the_threshold_or_where_no_single_move_helps(self, case: Situation) -> None:
         after = applied(case.owners, case.plan())
         loads = dict(zip(case.staying, loads_of(case.staying, case.loads, after), strict=True))
         if imbalance(list(loads.values())) < case.threshold + 1e-9:
             return
-        top = max(loads, key=loads.__getitem__)
+        *_, second, top = sorted(loads, key=loads.__getitem__)
+        lightest = min(loads.values())
         for shard, owner in enumerate(after):
             if owner == top and shard not in case.pinned and case.loads[shard] > 0:
-                for other in set(case.staying) - {top}:
-                    assert loads[other] + case.loads[shard] >= loads[top] * (1 - 1e-6)
+                peak = max(loads[second], lightest + case.loads[shard])
+                assert peak >= loads[top] * (1 - 1e-6)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(situations())
     def test_tells_the_imbalance_before_and_after(self, case: Situation) -> None:
         plan = case.plan()
@@ -418,7 +419,7 @@ class TestAnyPlan:
             imbalance(loads_of(case.staying, case.loads, after))
         )
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(situations())
     def test_is_no_worse_than_before_unless_a_task_leaves(self, case: Situation) -> None:
         placed = Situation(
@@ -431,7 +432,7 @@ class TestAnyPlan:
         ).plan()
         assert placed.imbalance_after <= placed.imbalance_before + 1e-9
 
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=150, deadline=None)
     @given(situations())
     def test_carried_out_leaves_nothing_to_do(self, case: Situation) -> None:
         """Otherwise an executor at rest would pause shards at every balancing interval."""
@@ -480,7 +481,7 @@ def peaks(
 
 
 class TestAgainstBruteForce:
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=500, deadline=None)
     @given(
         st.integers(2, 3),
         st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2), st.booleans()), max_size=7),

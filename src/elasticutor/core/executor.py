@@ -206,6 +206,7 @@ class ElasticExecutor:
 
     def _on_task_reset(self, event: ev.TaskReset, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
+        self._require_task(event.task)
         if event.task not in self._resetting:
             raise OutOfOrderError(f"task {event.task}", "have been told to reset", event.attempt)
         self._resetting.discard(event.task)
@@ -224,6 +225,7 @@ class ElasticExecutor:
 
     def _on_store_rolled_back(self, event: ev.StoreRolledBack, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
+        self._require_store(event.node)
         if event.node not in self._restoring:
             raise OutOfOrderError(f"store on {event.node!r}", "have been told to roll back", event)
         self._restoring.discard(event.node)
@@ -617,6 +619,7 @@ class ElasticExecutor:
         self.epochs.require_attempt(event.attempt)
         if self.phase is not Phase.RUNNING:
             return
+        self._require_task(event.task)
         if event.task not in self._flushing or event.epoch != self.epochs.open:
             raise OutOfOrderError(f"task {event.task}", "have been told to flush", event.epoch)
         self._flushing.discard(event.task)
@@ -647,6 +650,7 @@ class ElasticExecutor:
         _require_size("increment", event.size)
         if self.phase is not Phase.RUNNING:
             return
+        self._require_store(event.node)
         waiting = self.epochs.persisting or set()
         if event.node not in waiting or event.epoch != self.epochs.sealed:
             raise OutOfOrderError(f"node {event.node!r}", "have been told to persist", event.epoch)

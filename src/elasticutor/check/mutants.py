@@ -1,0 +1,210 @@
+"""The checker checked: bugs put in by hand, one at a time, that it must find.
+
+Each mutant replaces one method by a version with a mistake in it, of the kind one makes. A checker
+that lets one of them through for hundreds of seeds is not worth its green light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from elasticutor.check.runner import run_seeds
+from elasticutor.core import coordinator, keeper
+from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
+from elasticutor.core.coordinator import Coordinator, Order, ParticipantPrepared
+from elasticutor.core.epochs import Epochs
+from elasticutor.core.executor import ElasticExecutor
+from elasticutor.core.flow import InputCredits, Outputs
+from elasticutor.core.ids import Attempt, Epoch, Peer, ShardId
+from elasticutor.core.keeper import Errand, Keeper, SendSlice
+from elasticutor.core.moves import Move, MovePhase
+from elasticutor.core.reassigner import Reassigner
+from elasticutor.core.receiver import Receiver
+from elasticutor.core.task import Task
+from elasticutor.state.cache import _ABSENT, StateCache
+from elasticutor.state.levels import Levels, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One bug."""
+
+    name: str
+    injected: Callable[[], AbstractContextManager[Any]]
+    """Have the bug for a while."""
+
+    def found_after(self, most: int, first: int = 0) -> int | None:
+        """After how many seeds the checker finds it; None if it does not."""
+        with self.injected():
+            result = run_seeds(range(first, first + most), processes=1, until_failure=True)
+        return result.seeds if result.failures else None
+
+
+# The eight that every version must find -----------------------------------------------------------
+
+
+def _label_skipped(self: Reassigner, move: Move, now: float) -> None:
+    move.phase = MovePhase.DRAINING
+    self._receiver.hold(move.shard)
+    self.drained(move, now)
+
+
+def _hold_forgotten(self: Reassigner, move: Move, now: float) -> None:
+    assert move.source is not None
+    move.phase = MovePhase.DRAINING
+    move.labelled_at = now
+    self._emit(do.SendLabel(move.source, move.id, move.shard))
+
+
+def _flush_forgotten(self: Task, label: do.SendLabel) -> ev.LabelReached:
+    self.cache.forget_shard(label.shard)
+    return ev.LabelReached(self.id, label.move, 0)
+
+
+def _routing_updated_too_early(self: Reassigner, move: Move, now: float) -> None:
+    assert move.source is not None
+    move.phase = MovePhase.DRAINING
+    move.labelled_at = now
+    self._receiver.hold(move.shard)
+    self._emit(do.SendLabel(move.source, move.id, move.shard))
+    self._hand_to(move)
+
+
+def _order_swapped(self: Receiver, shard: ShardId, slot: int) -> None:
+    self._slot_of[shard] = slot
+    self._queues[slot].extendleft(self._held.pop(shard, ()))
+
+
+def _prepared_folded_too_early(self: Keeper, order: do.PersistIncrement) -> Iterator[Errand]:
+    yield from _KEEPER_PERSIST(self, order)
+    self.store.commit(order.epoch)
+
+
+def _stale_attempt_accepted(self: Epochs, attempt: Attempt) -> None:
+    pass
+
+
+def _in_place_change_lost(self: StateCache, shard: ShardId, key: Any, default: Any = None) -> Any:
+    value = self._look_up(shard, key)
+    if value is _ABSENT:
+        self._values[shard][key] = value = default
+        self._touch(shard, key)
+    return value
+
+
+# Some more ----------------------------------------------------------------------------------------
+
+
+def _nothing_sent_after_the_copy(self: Keeper, order: do.SendRest) -> Iterator[Errand]:
+    yield SendSlice(order.destination, order.move, order.shard, (), last=True, rest=True)
+
+
+def _committed_deletion_forgotten(self: Levels, shard: ShardId) -> Iterator[Record]:
+    for record in _LEVELS_CHANGED(self, shard):
+        if record.value is not None:
+            yield record
+
+
+def _commit_not_noted_during_a_copy(self: Levels, level: Epoch) -> None:
+    watched, self._watched = self._watched, set()
+    _LEVELS_FOLD(self, level)
+    self._watched = watched
+
+
+def _caches_survive_an_abort(self: Task, order: do.ResetTask) -> ev.TaskReset:
+    self.cache.attempt = order.attempt
+    return ev.TaskReset(self.id, order.attempt)
+
+
+def _stores_do_not_wait_for_tasks(self: ElasticExecutor, now: float) -> None:
+    self._resetting = set()
+    _EXECUTOR_ROLL_STORES_BACK(self, now)
+
+
+def _next_epoch_not_kept_apart(self: Receiver, upstream: Peer) -> None:
+    pass
+
+
+def _marker_overtakes_outputs(self: Outputs, epoch: Epoch) -> None:
+    for outlet in self._outlets.values():
+        outlet.waiting.appendleft(epoch)
+
+
+def _committed_with_one_missing(self: Coordinator, event: ParticipantPrepared) -> list[Order]:
+    for who in self._executors[1:]:
+        self._prepared.setdefault(who, None)
+    if event.who in self._executors[1:]:
+        return []
+    return _COORDINATOR_ON_PREPARED(self, event)
+
+
+def _credit_never_ends(self: InputCredits, upstream: Peer, attempt: Attempt, limit: int) -> Any:
+    self._intakes[upstream].granted += 10 * limit
+    return do.GrantCredit(upstream, attempt, self._intakes[upstream].granted)
+
+
+def _old_copy_not_dropped(self: Keeper, order: do.DropShard) -> Iterator[Errand]:
+    yield ev.ShardDropped(self.node, order.shard)
+
+
+_KEEPER_PERSIST = Keeper._persist
+_LEVELS_CHANGED = Levels.changed_records
+_LEVELS_FOLD = Levels._fold
+_EXECUTOR_ROLL_STORES_BACK = ElasticExecutor._roll_stores_back
+_COORDINATOR_ON_PREPARED = Coordinator._on_prepared
+
+
+def _method(owner: type, name: str, wrong: Any) -> Callable[[], AbstractContextManager[Any]]:
+    return lambda: patch.object(owner, name, wrong)
+
+
+def _handler(table: dict[type, Any], kind: type, wrong: Any) -> Callable[[], Any]:
+    return lambda: patch.dict(table, {kind: wrong})
+
+
+ESSENTIAL = (
+    Mutant("label skipped", _method(Reassigner, "_label", _label_skipped)),
+    Mutant("hold forgotten", _method(Reassigner, "_label", _hold_forgotten)),
+    Mutant("flush forgotten", _method(Task, "label", _flush_forgotten)),
+    Mutant("routing updated too early", _method(Reassigner, "_label", _routing_updated_too_early)),
+    Mutant("order swapped", _method(Receiver, "release", _order_swapped)),
+    Mutant(
+        "prepared state folded too early",
+        _handler(keeper._HANDLERS, do.PersistIncrement, _prepared_folded_too_early),
+    ),
+    Mutant("stale attempt accepted", _method(Epochs, "require_attempt", _stale_attempt_accepted)),
+    Mutant("in-place change lost", _method(StateCache, "get", _in_place_change_lost)),
+)
+
+FURTHER = (
+    Mutant(
+        "nothing sent after the copy",
+        _handler(keeper._HANDLERS, do.SendRest, _nothing_sent_after_the_copy),
+    ),
+    Mutant("deletion forgotten", _method(Levels, "changed_records", _committed_deletion_forgotten)),
+    Mutant(
+        "commit not noted during a copy", _method(Levels, "_fold", _commit_not_noted_during_a_copy)
+    ),
+    Mutant("caches survive an abort", _method(Task, "reset", _caches_survive_an_abort)),
+    Mutant(
+        "stores do not wait for tasks",
+        _method(ElasticExecutor, "_roll_stores_back", _stores_do_not_wait_for_tasks),
+    ),
+    Mutant(
+        "next epoch not kept apart", _method(Receiver, "wait_ahead", _next_epoch_not_kept_apart)
+    ),
+    Mutant("marker overtakes outputs", _method(Outputs, "end_epoch", _marker_overtakes_outputs)),
+    Mutant(
+        "committed with one missing",
+        _handler(coordinator._HANDLERS, ParticipantPrepared, _committed_with_one_missing),
+    ),
+    Mutant("credit never ends", _method(InputCredits, "grant", _credit_never_ends)),
+    Mutant("old copy not dropped", _handler(keeper._HANDLERS, do.DropShard, _old_copy_not_dropped)),
+)
+
+ALL = (*ESSENTIAL, *FURTHER)
