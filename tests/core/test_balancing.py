@@ -8,7 +8,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -421,50 +421,37 @@ class TestAnyPlan:
 
     @settings(max_examples=150, deadline=None)
     @given(situations())
-    def test_is_no_worse_than_before_unless_a_task_leaves(self, case: Situation) -> None:
-        placed = Situation(
-            case.loads,
-            [task if task in case.nodes else min(case.nodes) for task in case.owners],
-            case.nodes,
-            case.threshold,
-            [],
-            case.pinned,
-        ).plan()
-        assert placed.imbalance_after <= placed.imbalance_before + 1e-9
+    def test_is_no_worse_than_before_where_nothing_must_move(self, case: Situation) -> None:
+        owners: Owners = [task if task in case.nodes else TaskId(0) for task in case.owners]
+        plan = replace(case, owners=owners, leaving=[]).plan()
+        assert plan.imbalance_after <= plan.imbalance_before + 1e-9
 
     @settings(max_examples=150, deadline=None)
     @given(situations())
-    def test_carried_out_leaves_nothing_to_do(self, case: Situation) -> None:
-        """Otherwise an executor at rest would pause shards at every balancing interval."""
-        if case.pinned:
-            return
+    def test_carried_out_brings_rest(self, case: Situation) -> None:
+        """Otherwise an executor under steady load would pause shards for ever.
+
+        Nearly always the first plan does; a second may follow where several tasks share the
+        maximum, or where the search for a packing was cut off and starts elsewhere now.
+        """
         nodes = {task: case.nodes[task] for task in case.staying}
-        homes = [case.nodes.get(task) if task is not None else None for task in case.owners]
-        again = plan_reassignments(
-            case.loads,
-            applied(case.owners, case.plan()),
-            nodes,
-            threshold=case.threshold,
-            homes=homes,
-        )
-        assert again.moves == ()
+        case = replace(case, owners=applied(case.owners, case.plan()), nodes=nodes, leaving=[])
+        for _ in range(3):
+            case = replace(case, owners=applied(case.owners, case.plan()))
+        assert case.plan().moves == ()
 
     @settings(max_examples=100, deadline=None)
     @given(situations())
     def test_depends_on_values_alone_and_changes_none(self, case: Situation) -> None:
-        before = (case.loads.copy(), list(case.owners), dict(case.nodes))
-        plan = case.plan()
-        shuffled = Situation(
-            case.loads.copy(),
-            list(case.owners),
-            dict(reversed(case.nodes.items())),
-            case.threshold,
-            case.leaving[::-1],
-            case.pinned[::-1],
+        before = (case.loads.tolist(), list(case.owners), dict(case.nodes))
+        shuffled = replace(
+            case,
+            nodes=dict(reversed(case.nodes.items())),
+            leaving=case.leaving[::-1],
+            pinned=case.pinned[::-1],
         )
-        assert shuffled.plan() == plan
-        assert np.array_equal(case.loads, before[0])
-        assert (case.owners, case.nodes) == before[1:]
+        assert shuffled.plan() == case.plan()
+        assert (case.loads.tolist(), case.owners, case.nodes) == before
 
 
 def every_assignment(tasks: int, loads: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
@@ -507,7 +494,7 @@ class TestAgainstBruteForce:
     @pytest.mark.parametrize("threshold", [GREEDY, 1.2])
     def test_hardly_more_moves_are_made_than_are_needed(self, threshold: float) -> None:
         """Compared with the fewest moves that get as low, or below θ, where no shard is hot."""
-        dice = random.Random(7)  # noqa: S311 - made-up cases, the same in every run
+        dice = random.Random(7)
         excess: list[int] = []
         while len(excess) < 500:
             tasks = dice.choice([2, 3])

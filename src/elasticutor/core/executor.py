@@ -10,11 +10,12 @@ Whatever it refuses, it refuses before anything has changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
@@ -23,7 +24,7 @@ from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.epochs import Epochs
 from elasticutor.core.flow import InputCredits, Outputs
 from elasticutor.core.ids import ChunkId, NodeId, Peer, ShardId, TaskId
-from elasticutor.core.load import ShardLoads
+from elasticutor.core.load import FloatArray, ShardLoads, tally
 from elasticutor.core.metrics import Meter
 from elasticutor.core.moves import Move, MovePhase
 from elasticutor.core.reassigner import Reassigner
@@ -357,20 +358,26 @@ class ElasticExecutor:
             raise BadValueError(f"size of a batch from {event.upstream!r}", "be >= 0", event.size)
         shards = event.shards
         count = len(shards)
-        if count and not (shards.min() >= 0 and shards.max() < self.config.shards):
-            expected = f"be 0 to {self.config.shards - 1}"
-            raise UnknownShardError("shards of a batch", expected, shards)
+        per_shard = self._count(shards)
         if self.phase is not Phase.RUNNING:
             return
         self._credits.spend(event.upstream, event.size)
         self.meter.arrived(count, event.size)
         if not count:
-            self._credits.finish(event.upstream, event.size)
-            self._grant(event.upstream)
+            self._return_credit({event.upstream: event.size})
             return
-        self._inside += np.bincount(shards, minlength=self.config.shards)
-        self._receiver.arrive(event.upstream, (event.batch, now), shards, event.size)
+        self._inside += per_shard
+        self._receiver.arrive(event.upstream, event.batch, shards, event.size, now)
         self._feed_all(now)
+
+    def _count(self, shards: ev.ShardArray) -> npt.NDArray[np.intp]:
+        try:
+            per_shard = np.bincount(shards, minlength=self.config.shards)
+        except (TypeError, ValueError):  # not whole numbers, or negative ones
+            per_shard = None
+        if per_shard is None or len(per_shard) > self.config.shards:
+            raise UnknownShardError("shards", f"be 0 to {self.config.shards - 1}", shards)
+        return per_shard
 
     def _feed_all(self, now: float) -> None:
         for task in self.tasks.values():
@@ -380,21 +387,21 @@ class ElasticExecutor:
     def _feed(self, task: TaskView, now: float) -> None:
         """Fill the task's window from its queue."""
         while self._receiver.queued(task.slot):
-            if not self._returns and self._outputs.blocked(_ANYBODY):
-                return
             rows = task.room(self.config)
-            if rows == 0:
+            if rows == 0 or (not self._returns and self._outputs.blocked(_ANYBODY)):
                 return
-            segments = self._receiver.take(task.slot, rows, one_upstream=self._returns)
-            flight = task.hand_over(ChunkId(self._next_chunk), segments, now)
+            segments, rows = self._receiver.take(task.slot, rows, one_upstream=self._returns)
+            flight = task.hand_over(ChunkId(self._next_chunk), segments, rows, now)
             self._next_chunk += 1
             self.epochs.touched = True
             self._emit(self._dispatch(task, flight))
 
     def _dispatch(self, task: TaskView, flight: Flight) -> do.Dispatch:
         parts = tuple(
-            do.Part(seg.batch.content[0], seg.batch.upstream, seg.rows, seg.shards)
-            for seg in flight.segments
+            [
+                do.Part(seg.batch.content, seg.batch.upstream, seg.rows, seg.shards)
+                for seg in flight.segments
+            ]
         )
         epochs = self.epochs
         return do.Dispatch(task.id, epochs.attempt, epochs.open, flight.chunk, parts)
@@ -406,24 +413,31 @@ class ElasticExecutor:
         task = self._require_task(event.task)
         flight = self._require_flight(task, event)
         shards = _join([segment.shards for segment in flight.segments])
-        size_out = sum(output.size for output in event.outputs)
-        rows, seconds = self.meter.processed(
-            shards,
-            event.useful_s,
-            event.row_seconds,
-            bytes_in=sum(s.batch.size * len(s) // s.batch.rows for s in flight.segments),
-            bytes_out=size_out,
-            rows_out=sum(output.rows for output in event.outputs),
-        )
+        rows, seconds = tally(shards, self.config.shards, event.useful_s, event.row_seconds)
         # Nothing is refused from here on.
         task.answered(event.useful_s)
-        self._loads.add_totals(rows, seconds)
-        self._inside -= rows
-        self._settle_inputs(flight, event.useful_s, now)
+        size = self._settle_inputs(flight, event.useful_s, now)
+        self._count_work(event, flight.rows, size, rows, seconds)
         self._take_outputs(event.outputs)
         self._feed(task, now)
         self._try_to_end_epoch(now)
         self._retire(task, now)
+
+    def _count_work(
+        self,
+        event: ev.ChunkProcessed,
+        count: int,
+        size: int,
+        rows: npt.NDArray[np.intp],
+        seconds: FloatArray,
+    ) -> None:
+        self._inside -= rows
+        self._loads.add_totals(rows, seconds)
+        size_out = rows_out = 0
+        for output in event.outputs:
+            size_out += output.size
+            rows_out += output.rows
+        self.meter.add_totals(rows, seconds, count, event.useful_s, size, size_out, rows_out)
 
     def _require_flight(self, task: TaskView, event: ev.ChunkProcessed) -> Flight:
         if not task.flights or task.flights[0].chunk != event.chunk:
@@ -441,26 +455,30 @@ class ElasticExecutor:
                 )
         return flight
 
-    def _settle_inputs(self, flight: Flight, useful_s: float, now: float) -> None:
-        """Give credit back for what was processed, and note how long it took."""
-        size = 0
+    def _settle_inputs(self, flight: Flight, useful_s: float, now: float) -> int:
+        """Give credit back for what was processed, and note how long it took; returns its bytes."""
+        finished: dict[Peer, int] = {}
+        latency = self.meter.latency
         for segment in flight.segments:
             batch = segment.batch
-            finished = batch.finish(len(segment))
-            size += finished
-            self._credits.finish(batch.upstream, finished)
-            self.meter.latency(now - batch.content[1], len(segment))
+            done = batch.finish(segment.count)
+            finished[batch.upstream] = finished.get(batch.upstream, 0) + done
+            latency(now - batch.arrived_at, segment.count)
+        size = sum(finished.values())
         if size:
             measured = useful_s / size
             old = self._byte_s
             self._byte_s = measured if old is None else old + 0.1 * (measured - old)
-        for upstream in dict.fromkeys(segment.batch.upstream for segment in flight.segments):
-            self._grant(upstream)
+        self._return_credit(finished)
+        return size
 
-    def _grant(self, upstream: Peer) -> None:
-        grant = self._credits.grant(upstream, self.epochs.attempt, self._credit_bytes())
-        if grant is not None:
-            self._emit(grant)
+    def _return_credit(self, finished: Mapping[Peer, int]) -> None:
+        limit = self._credit_bytes()
+        for upstream, size in finished.items():
+            self._credits.finish(upstream, size)
+            grant = self._credits.grant(upstream, self.epochs.attempt, limit)
+            if grant is not None:
+                self._emit(grant)
 
     def _credit_bytes(self) -> int:
         """Bounded in time and in bytes: `credit_s` of measured work per core."""
@@ -488,13 +506,17 @@ class ElasticExecutor:
         self.epochs.require_attempt(event.attempt)
         self._outputs.require(event.destination)
         self._outputs.require_rising(event.destination, event.total)
+        blocked = self._outputs.blocked(event.destination)
         self._outputs.credit(event.destination, event.total)
         self._send(event.destination)
-        upstream = event.destination
-        if self._receiver.parked(upstream) and self._outputs.relieved(upstream):
-            self._receiver.unpark(upstream)
-        self._feed_all(now)
-        self._try_to_end_epoch(now)
+        if self._receiver.parked(event.destination):
+            if self._outputs.relieved(event.destination):
+                self._receiver.unpark(event.destination)
+                self._feed_all(now)
+                self._try_to_end_epoch(now)
+        elif blocked and not self._outputs.blocked(event.destination):
+            self._feed_all(now)
+            self._try_to_end_epoch(now)
 
     # Moves
 

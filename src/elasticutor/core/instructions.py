@@ -8,7 +8,7 @@ the protocol rests on it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,7 @@ from elasticutor.core.ids import Attempt, ChunkId, Epoch, MoveId, NodeId, Peer, 
 # To a task, in-band with its data ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class Part(NamedTuple):
     """Some tuples of one arrived batch, in their order."""
 
     batch: Any

@@ -33,6 +33,7 @@ MOST_S = 3600.0
 _LEAST_US = 1
 _MOST_US = 3_600_000_000
 _DIGITS = 2
+_BUCKET_BITS = 8  # of a value, those that tell its bucket at two digits
 _US = 1e6
 
 # What the decoder raises on bytes that are not a histogram.
@@ -69,10 +70,20 @@ class LatencyHistogram:
         nan
     """
 
-    __slots__ = ("_hdr",)
+    __slots__ = ("_pending", "_settled")
 
     def __init__(self) -> None:
-        self._hdr = HdrHistogram(_LEAST_US, _MOST_US, _DIGITS, b64_wrap=False)
+        self._settled = HdrHistogram(_LEAST_US, _MOST_US, _DIGITS, b64_wrap=False)
+        # Counts by the lower end of their bucket: a dictionary takes a fraction of the time that
+        # the library needs for one value, and recording is done for every chunk.
+        self._pending: dict[int, int] = {}
+
+    @property
+    def _hdr(self) -> HdrHistogram:
+        for microseconds, count in self._pending.items():
+            self._settled.record_value(microseconds, count)
+        self._pending.clear()
+        return self._settled
 
     def record(self, seconds: float, count: int = 1) -> None:
         """Count a latency so many times.
@@ -85,8 +96,11 @@ class LatencyHistogram:
         if count < 0:
             raise BadValueError("count of latencies", "be at least 0", count)
         if count:
-            clamped = min(max(seconds, LEAST_S), MOST_S)
-            self._hdr.record_value(round(clamped * _US), count)
+            microseconds = round(min(max(seconds, LEAST_S), MOST_S) * _US)
+            shift = microseconds.bit_length() - _BUCKET_BITS
+            if shift > 0:
+                microseconds = microseconds >> shift << shift
+            self._pending[microseconds] = self._pending.get(microseconds, 0) + count
 
     def merge(self, other: LatencyHistogram) -> None:
         """Add the other's counts to this one; the other stays as it is."""

@@ -377,24 +377,32 @@ class Meter:
         bytes_in: int = 0,
         bytes_out: int = 0,
         rows_out: int = 0,
-    ) -> tuple[npt.NDArray[np.intp], FloatArray]:
-        """A chunk went through the operator; `shards`, times and refusals as in `tally`.
-
-        Returns:
-            Its rows and seconds per shard, for whoever counts them too.
-        """
+    ) -> None:
+        """A chunk went through the operator; `shards`, times and refusals as in `tally`."""
         if bytes_in < 0 or bytes_out < 0 or rows_out < 0:
             got = (bytes_in, bytes_out, rows_out)
             raise BadValueError("bytes in, bytes out and rows out", "be at least 0", got)
         rows, seconds = tally(shards, self._shards, useful_s, row_seconds)
+        self.add_totals(rows, seconds, len(shards), useful_s, bytes_in, bytes_out, rows_out)
+
+    def add_totals(
+        self,
+        rows: IntArray,
+        seconds: FloatArray,
+        count: int,
+        useful_s: float,
+        bytes_in: int,
+        bytes_out: int,
+        rows_out: int,
+    ) -> None:
+        """Count what `tally` has summed per shard, and checked."""
         self._shard_rows += rows
         self._shard_seconds += seconds
-        self._rows_processed += len(shards)
+        self._rows_processed += count
         self._useful_s += float(useful_s)
         self._bytes_in += int(bytes_in)
         self._bytes_out += int(bytes_out)
         self._rows_out += int(rows_out)
-        return rows, seconds
 
     def latency(self, seconds: float, count: int = 1) -> None:
         """So many rows were completed after so long; see `LatencyHistogram.record`."""

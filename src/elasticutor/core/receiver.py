@@ -30,14 +30,17 @@ HELD = 0
 class Batch:
     """A batch as it arrived, and how much of it is done."""
 
-    __slots__ = ("content", "done", "number", "rows", "size", "upstream")
+    __slots__ = ("arrived_at", "content", "done", "number", "rows", "size", "upstream")
 
-    def __init__(self, number: int, upstream: Peer, content: Any, rows: int, size: int) -> None:
+    def __init__(
+        self, number: int, upstream: Peer, content: Any, rows: int, size: int, arrived_at: float
+    ) -> None:
         self.number = number
         self.upstream = upstream
         self.content = content
         self.rows = rows
         self.size = size
+        self.arrived_at = arrived_at
         self.done = 0
 
     def finish(self, rows: int) -> int:
@@ -50,15 +53,13 @@ class Batch:
 class Segment:
     """Some tuples of one batch, in their order."""
 
-    __slots__ = ("batch", "rows", "shards")
+    __slots__ = ("batch", "count", "rows", "shards")
 
     def __init__(self, batch: Batch, rows: npt.NDArray[np.intp], shards: ShardArray) -> None:
         self.batch = batch
         self.rows = rows
         self.shards = shards
-
-    def __len__(self) -> int:
-        return len(self.rows)
+        self.count = len(rows)
 
     def pick(self, which: npt.NDArray[Any]) -> Segment:
         """Those tuples that an index array or a mask names."""
@@ -76,7 +77,7 @@ class Receiver:
     """The waiting tuples of an elastic executor."""
 
     def __init__(self, shards: int) -> None:
-        self._slot_of: npt.NDArray[np.intp] = np.zeros(shards, dtype=np.intp)
+        self._slot_of: npt.NDArray[np.int16] = np.zeros(shards, dtype=np.int16)
         self._queues: list[deque[Segment]] = [deque()]
         self._free_slots: list[int] = []
         self._held: dict[ShardId, list[Segment]] = {}
@@ -87,10 +88,12 @@ class Receiver:
 
     # Arriving
 
-    def arrive(self, upstream: Peer, content: Any, shards: ShardArray, size: int) -> None:
+    def arrive(
+        self, upstream: Peer, content: Any, shards: ShardArray, size: int, now: float
+    ) -> None:
         """Take a batch in."""
         rows = len(shards)
-        batch = Batch(self._arrivals, upstream, content, rows, size)
+        batch = Batch(self._arrivals, upstream, content, rows, size, now)
         self._arrivals += 1
         segment = Segment(batch, np.arange(rows), shards)
         ahead = self._ahead.get(upstream)
@@ -110,7 +113,7 @@ class Receiver:
         # In the order of arrival, also between upstreams.
         segments = sorted(_chain(ahead.values()), key=_by_arrival)
         for segment in segments:
-            self._routed += len(segment)
+            self._routed += segment.count
             self._place(segment)
 
     @property
@@ -149,22 +152,23 @@ class Receiver:
         """Whether any tuple waits for the task of this slot."""
         return bool(self._queues[slot])
 
-    def take(self, slot: int, rows: int, *, one_upstream: bool) -> list[Segment]:
-        """Take up to so many tuples out of a task's queue, the oldest first."""
+    def take(self, slot: int, rows: int, *, one_upstream: bool) -> tuple[list[Segment], int]:
+        """Take up to so many tuples out of a task's queue, the oldest first; and count them."""
         queue = self._queues[slot]
         taken: list[Segment] = []
-        while queue and rows > 0:
+        left = rows
+        while queue and left > 0:
             segment = queue[0]
             if one_upstream and taken and segment.batch.upstream != taken[0].batch.upstream:
                 break
-            if len(segment) <= rows:
+            if segment.count <= left:
                 queue.popleft()
             else:
-                segment, queue[0] = segment.split(rows)
+                segment, queue[0] = segment.split(left)
             taken.append(segment)
-            rows -= len(segment)
-            self._routed -= len(segment)
-        return taken
+            left -= segment.count
+        self._routed -= rows - left
+        return taken, rows - left
 
     # Shards
 
@@ -213,11 +217,12 @@ class Receiver:
             parked.append(segment)
             return
         slots = self._slot_of[segment.shards]
-        order = slots.argsort(kind="stable")
+        order = slots.argsort(kind="stable")  # of 16 bits: a radix sort
+        rows, shards = segment.rows[order], segment.shards[order]
         start = 0
         for slot, end in enumerate(np.bincount(slots).cumsum().tolist()):
             if end > start:
-                picked = segment.pick(order[start:end])
+                picked = Segment(segment.batch, rows[start:end], shards[start:end])
                 if slot == HELD:
                     self._hold_back(picked)
                 else:

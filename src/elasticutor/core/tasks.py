@@ -75,9 +75,8 @@ class TaskView:
             return config.max_chunk_rows
         return max(1, int(config.chunk_s / self.row_s))
 
-    def hand_over(self, chunk: ChunkId, segments: list[Segment], now: float) -> Flight:
+    def hand_over(self, chunk: ChunkId, segments: list[Segment], rows: int, now: float) -> Flight:
         """Note that a chunk is on its way to the task."""
-        rows = sum(len(segment) for segment in segments)
         flight = Flight(chunk, segments, rows, rows * (self.row_s or 0.0), now)
         self.flights.append(flight)
         self.in_flight_s += flight.estimate_s

@@ -1,0 +1,176 @@
+"""`elasticutor bench core`: what the core's logic costs per chunk, without any process or socket.
+
+An executor with all its tasks answering in turn: batches arrive as credits allow, chunks are
+dispatched, results come back, outputs are taken. What is timed is `ElasticExecutor.handle` and
+nothing else; the sum over all events of a round divided by the chunks dispatched in it is one
+measurement. Balancing is timed on its own, since it comes ten times a second and not per chunk.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elasticutor.bench.figures import Spread
+from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
+from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.executor import ElasticExecutor
+from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, TaskId
+from elasticutor.errors import BadValueError
+
+_UPSTREAMS = (Peer("u0"), Peer("u1"))
+_DESTINATION = Peer("down")
+_ROW_BYTES = 144
+
+
+@dataclass(frozen=True, slots=True)
+class CoreBench:
+    """What was measured."""
+
+    us_per_chunk: Spread
+    us_per_balance: Spread
+    chunks: int
+    rows_per_chunk: float
+    rounds: int
+    shards: int
+    tasks: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for `--json`."""
+        return {
+            "us_per_chunk": self.us_per_chunk.median,
+            "us_per_chunk_p10": self.us_per_chunk.low,
+            "us_per_chunk_p90": self.us_per_chunk.high,
+            "us_per_balance": self.us_per_balance.median,
+            "us_per_balance_p10": self.us_per_balance.low,
+            "us_per_balance_p90": self.us_per_balance.high,
+            "chunks": self.chunks,
+            "rows_per_chunk": round(self.rows_per_chunk, 1),
+            "rounds": self.rounds,
+            "shards": self.shards,
+            "tasks": self.tasks,
+        }
+
+
+def bench_core(
+    *, shards: int = 256, tasks: int = 8, rounds: int = 30, batch_rows: int = 1024, seed: int = 1
+) -> CoreBench:
+    """Measure the core's logic per chunk.
+
+    Args:
+        shards: z of the executor.
+        tasks: Its cores.
+        rounds: Measurements; each is of some thousand chunks.
+        batch_rows: Tuples per arriving batch; Zipf-skewed over the shards.
+        seed: For the shards of the tuples.
+    """
+    for name, value in (("shards", shards), ("tasks", tasks), ("rounds", rounds)):
+        if value < 1:
+            raise BadValueError(name, "be at least 1", value)
+    rig = _Rig(shards, tasks, batch_rows, seed)
+    for _ in range(3):
+        rig.round()  # costs are learnt, chunks find their size
+    rig.forget()
+    per_chunk, per_balance = [], []
+    for _ in range(rounds):
+        seconds, chunks = rig.round()
+        per_chunk.append(seconds / chunks * 1e6)
+        per_balance.append(rig.balance() * 1e6)
+    return CoreBench(
+        us_per_chunk=Spread.of(per_chunk),
+        us_per_balance=Spread.of(per_balance),
+        chunks=rig.chunks,
+        rows_per_chunk=rig.rows / rig.chunks,
+        rounds=rounds,
+        shards=shards,
+        tasks=tasks,
+    )
+
+
+class _Rig:
+    """An executor whose tasks answer as soon as their virtual work is done."""
+
+    def __init__(self, shards: int, tasks: int, batch_rows: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        weights = 1.0 / np.arange(1, shards + 1) ** 0.5
+        self._batches = [
+            rng.choice(shards, batch_rows, p=weights / weights.sum()).astype(np.int32)
+            for _ in range(64)
+        ]
+        config = ExecutorConfig(shards=shards)
+        self._executor = ElasticExecutor(config, NodeId("n0"), now=0.0)
+        self._row_s = 5e-6
+        self._now = 0.0
+        self._seconds = 0.0
+        self._due: deque[do.Dispatch] = deque()
+        self._sent = dict.fromkeys(_UPSTREAMS, 0)
+        self._granted = dict.fromkeys(_UPSTREAMS, config.min_credit_bytes)
+        self._emitted = 0
+        self.forget()
+        for task in range(tasks):
+            self._tell(ev.CoreGranted(NodeId("n0")))
+            self._tell(ev.TaskStarted(TaskId(task)))
+        self._tell(ev.AttemptBegun(Attempt(1), Epoch(0), Epoch(1), _UPSTREAMS, (_DESTINATION,)))
+        for task in range(tasks):
+            self._tell(ev.TaskReset(TaskId(task), Attempt(1)))
+        self._tell(ev.StoreRolledBack(NodeId("n0"), Attempt(1)))
+
+    def forget(self) -> None:
+        """Count from zero."""
+        self.chunks = 0
+        self.rows = 0
+
+    def round(self) -> tuple[float, int]:
+        """Some hundred batches, all the way through; returns seconds in the core, and chunks."""
+        before, chunks = self._seconds, self.chunks
+        for number in range(256):
+            shards = self._batches[number % len(self._batches)]
+            upstream = _UPSTREAMS[number % len(_UPSTREAMS)]
+            size = len(shards) * _ROW_BYTES
+            while self._sent[upstream] >= self._granted[upstream]:
+                self._answer()
+            self._sent[upstream] += size
+            self._tell(ev.TuplesArrived(upstream, Attempt(1), None, shards, size))
+        while self._due:
+            self._answer()
+        return self._seconds - before, self.chunks - chunks
+
+    def balance(self) -> float:
+        """One balancing interval; returns the seconds it took."""
+        before = self._seconds
+        self._now += 0.1
+        labels = [i for i in self._tell(ev.BalanceDue()) if isinstance(i, do.SendLabel)]
+        seconds = self._seconds - before
+        for label in labels:
+            self._tell(ev.LabelReached(label.task, label.move, 0))
+        return seconds
+
+    def _answer(self) -> None:
+        chunk = self._due.popleft()
+        rows = sum(len(part.rows) for part in chunk.parts)
+        self.chunks += 1
+        self.rows += rows
+        size = rows * _ROW_BYTES
+        output = ev.Output(_DESTINATION, None, size, rows)
+        useful = rows * self._row_s
+        self._tell(ev.ChunkProcessed(chunk.task, Attempt(1), chunk.chunk, useful, (output,)))
+        self._emitted += size
+        total = self._emitted + (1 << 22)
+        self._tell(ev.CreditGranted(_DESTINATION, Attempt(1), total))
+
+    def _tell(self, event: ev.Event) -> list[do.Instruction]:
+        self._now += 1e-6
+        started = time.perf_counter()
+        instructions = self._executor.handle(event, self._now)
+        self._seconds += time.perf_counter() - started
+        for instruction in instructions:
+            if isinstance(instruction, do.Dispatch):
+                self._due.append(instruction)
+            elif isinstance(instruction, do.GrantCredit):
+                self._granted[instruction.upstream] = instruction.total
+        return instructions
