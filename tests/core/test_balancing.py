@@ -186,6 +186,12 @@ class TestRounds:
         assert sorted(loads_of([TaskId(0), TaskId(1)], loads, applied(owners, plan))) == [5, 6]
         assert len(plan.moves) == 2
 
+    def test_a_swap_of_a_few_percent_is_worth_two_pauses(self) -> None:
+        loads, owners = layout([4, 3], [3.6, 2.7])
+        plan = plan_reassignments(loads, owners, on_nodes(A, A), threshold=GREEDY)
+        assert plan.imbalance_after == pytest.approx(6.7 / 6.65)
+        assert len(plan.moves) == 2
+
     def test_a_swap_that_gains_next_to_nothing_is_not_worth_two_pauses(self) -> None:
         loads, owners = layout([4.01, 3], [3.01, 2.99, 0.001])
         assert plan_reassignments(loads, owners, on_nodes(A, A), threshold=1.0).moves == ()
@@ -194,6 +200,14 @@ class TestRounds:
         loads, owners = layout([3, 5], [7, 3], [4, 3])
         plan = plan_reassignments(loads, owners, on_nodes(A, A, A), threshold=GREEDY)
         assert plan.imbalance_after == pytest.approx(9 / (25 / 3))
+
+    @pytest.mark.parametrize(("unmovable", "moves"), [(9.5, 0), (9.0, 4)])
+    def test_a_new_packing_must_pay_for_its_moves(self, unmovable: float, moves: int) -> None:
+        loads, owners = layout([5, 5], [1.35] * 6, [unmovable])
+        plan = plan_reassignments(
+            loads, owners, on_nodes(A, A, A), threshold=GREEDY, pinned=[ShardId(8)]
+        )
+        assert len(plan.moves) == moves
 
     def test_groups_of_shards_are_dealt_out_with_fewest_moves(self) -> None:
         loads, owners = layout([7], [10, 3, 9, 5, 6, 2])

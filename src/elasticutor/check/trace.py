@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from elasticutor.core import instructions as do
+from elasticutor.core.parts import Part
 
 
 class Trace:
@@ -50,10 +50,10 @@ def describe(message: Any) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"[{len(value)}]" if len(value) > 8 else str(value.tolist()).replace(" ", "")
+    if isinstance(value, list) and value and isinstance(value[0], Part):
+        return "+".join(f"{part.batch.upstream}:{_value(part.shards)}" for part in value)
     if isinstance(value, (list, dict)):
         return f"<{len(value)}>"
-    if isinstance(value, tuple) and value and isinstance(value[0], do.Part):
-        return "+".join(f"{part.upstream}:{_value(part.shards)}" for part in value)
     if isinstance(value, tuple) and len(value) > 8:
         return f"({len(value)})"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -13,10 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticutor.core.ids import Attempt, ChunkId, Epoch, MoveId, NodeId, Peer, ShardId, TaskId
-
-ShardArray = npt.NDArray[np.int32]
-"""Shard numbers, one per tuple."""
-
+from elasticutor.core.parts import ShardArray
 
 # From whoever drives the epochs ------------------------------------------------------------------
 

@@ -24,13 +24,15 @@ from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.epochs import Epochs
 from elasticutor.core.flow import InputCredits, Outputs
 from elasticutor.core.ids import ChunkId, NodeId, Peer, ShardId, TaskId
-from elasticutor.core.load import FloatArray, ShardLoads, tally
-from elasticutor.core.metrics import Meter
+from elasticutor.core.load import ShardLoads
+from elasticutor.core.metrics import ExecutorMetrics, Meter
 from elasticutor.core.moves import Move, MovePhase
+from elasticutor.core.parts import ShardArray
 from elasticutor.core.reassigner import Reassigner
 from elasticutor.core.receiver import Receiver
 from elasticutor.core.routing import RoutingTable
 from elasticutor.core.tasks import Flight, TaskStatus, TaskView
+from elasticutor.core.work import WorkLog, require_times
 from elasticutor.errors import (
     BadValueError,
     LastCoreError,
@@ -77,7 +79,7 @@ class ElasticExecutor:
         self.phase = Phase.IDLE
         self.epochs = Epochs()
         self.tasks: dict[TaskId, TaskView] = {}
-        self.meter = Meter(config.shards, now, cores=0)
+        self._meter = Meter(config.shards, now, cores=0)
         self._returns = config.outputs == "return"
         self._out: list[do.Instruction] = []
         self._receiver = Receiver(config.shards)
@@ -91,6 +93,7 @@ class ElasticExecutor:
         self._next_task = 0
         self._next_chunk = 0
         self._inside = np.zeros(config.shards, dtype=np.int64)  # tuples not processed, per shard
+        self._work = WorkLog(config.shards)
         self._byte_s: float | None = None  # measured seconds per byte of input
         self._loads = ShardLoads(config.shards, config.load_half_life_s, now)
         self._hot: tuple[ShardId, ...] = ()
@@ -131,6 +134,13 @@ class ElasticExecutor:
     def homes(self) -> tuple[NodeId | None, ...]:
         """The node with the state of each shard."""
         return tuple(self._moves.homes)
+
+    def measure(self, now: float) -> ExecutorMetrics:
+        """What was measured since the last time, up to now."""
+        self._count_work()
+        metrics = self._meter.snapshot(now)
+        self._meter.reset(now)
+        return metrics
 
     def inside_bytes(self, upstream: Peer) -> int:
         """What this upstream has sent and is not processed yet."""
@@ -190,6 +200,7 @@ class ElasticExecutor:
         self._credits = InputCredits(event.upstreams, first=first)
         self._outputs = Outputs(destinations, first=first, limit=limit, returned=self._returns)
         self._receiver.clear()
+        self._count_work()
         self._inside[:] = 0
 
     def _roll_back(self, now: float) -> None:
@@ -261,7 +272,7 @@ class ElasticExecutor:
         self._next_task += 1
         self.tasks[task.id] = task
         self._emit(do.StartTask(event.node, task.id))
-        self.meter.set_cores(len(self.tasks), now)
+        self._meter.set_cores(len(self.tasks), now)
 
     def _on_task_started(self, event: ev.TaskStarted, now: float) -> None:
         task = self._require_task(event.task)
@@ -307,7 +318,7 @@ class ElasticExecutor:
         self._moves.unplace(self.table.shards_of(task.id))
         if task.running:
             self._receiver.free_slot(task.slot)
-        self.meter.set_cores(len(self.tasks), now)
+        self._meter.set_cores(len(self.tasks), now)
 
     # Losses
 
@@ -362,7 +373,7 @@ class ElasticExecutor:
         if self.phase is not Phase.RUNNING:
             return
         self._credits.spend(event.upstream, event.size)
-        self.meter.arrived(count, event.size)
+        self._meter.arrived(count, event.size)
         if not count:
             self._return_credit({event.upstream: event.size})
             return
@@ -370,7 +381,7 @@ class ElasticExecutor:
         self._receiver.arrive(event.upstream, event.batch, shards, event.size, now)
         self._feed_all(now)
 
-    def _count(self, shards: ev.ShardArray) -> npt.NDArray[np.intp]:
+    def _count(self, shards: ShardArray) -> npt.NDArray[np.intp]:
         try:
             per_shard = np.bincount(shards, minlength=self.config.shards)
         except (TypeError, ValueError):  # not whole numbers, or negative ones
@@ -390,21 +401,12 @@ class ElasticExecutor:
             rows = task.room(self.config)
             if rows == 0 or (not self._returns and self._outputs.blocked(_ANYBODY)):
                 return
-            segments, rows = self._receiver.take(task.slot, rows, one_upstream=self._returns)
-            flight = task.hand_over(ChunkId(self._next_chunk), segments, rows, now)
+            parts, rows = self._receiver.take(task.slot, rows, one_upstream=self._returns)
+            flight = task.hand_over(ChunkId(self._next_chunk), parts, rows, now)
             self._next_chunk += 1
             self.epochs.touched = True
-            self._emit(self._dispatch(task, flight))
-
-    def _dispatch(self, task: TaskView, flight: Flight) -> do.Dispatch:
-        parts = tuple(
-            [
-                do.Part(seg.batch.content, seg.batch.upstream, seg.rows, seg.shards)
-                for seg in flight.segments
-            ]
-        )
-        epochs = self.epochs
-        return do.Dispatch(task.id, epochs.attempt, epochs.open, flight.chunk, parts)
+            attempt, epoch = self.epochs.attempt, self.epochs.open
+            self._emit(do.Dispatch(task.id, attempt, epoch, flight.chunk, parts))
 
     def _on_chunk_processed(self, event: ev.ChunkProcessed, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
@@ -412,39 +414,45 @@ class ElasticExecutor:
             return
         task = self._require_task(event.task)
         flight = self._require_flight(task, event)
-        shards = _join([segment.shards for segment in flight.segments])
-        rows, seconds = tally(shards, self.config.shards, event.useful_s, event.row_seconds)
+        require_times(event.useful_s, event.row_seconds, flight.rows)
         # Nothing is refused from here on.
         task.answered(event.useful_s)
-        size = self._settle_inputs(flight, event.useful_s, now)
-        self._count_work(event, flight.rows, size, rows, seconds)
+        size_in = self._settle_inputs(flight, event.useful_s)
+        size_out = rows_out = 0
+        for output in event.outputs:
+            size_out += output.size
+            rows_out += output.rows
+        self._work.add(
+            flight.parts,
+            flight.rows,
+            event.useful_s,
+            event.row_seconds,
+            bytes_in=size_in,
+            bytes_out=size_out,
+            rows_out=rows_out,
+            now=now,
+        )
+        if self._work.full:
+            self._count_work()
         self._take_outputs(event.outputs)
         self._feed(task, now)
         self._try_to_end_epoch(now)
         self._retire(task, now)
 
-    def _count_work(
-        self,
-        event: ev.ChunkProcessed,
-        count: int,
-        size: int,
-        rows: npt.NDArray[np.intp],
-        seconds: FloatArray,
-    ) -> None:
-        self._inside -= rows
-        self._loads.add_totals(rows, seconds)
-        size_out = rows_out = 0
-        for output in event.outputs:
-            size_out += output.size
-            rows_out += output.rows
-        self.meter.add_totals(rows, seconds, count, event.useful_s, size, size_out, rows_out)
+    def _count_work(self) -> None:
+        """Sum up what the tasks have done since the last time."""
+        done = self._work.take()
+        if done is not None:
+            self._inside -= done.rows
+            self._loads.add_totals(done.rows, done.seconds)
+            self._meter.add_work(done)
 
     def _require_flight(self, task: TaskView, event: ev.ChunkProcessed) -> Flight:
         if not task.flights or task.flights[0].chunk != event.chunk:
             expected = f"be {task.flights[0].chunk}" if task.flights else "have been handed over"
             raise OutOfOrderError(f"chunk answered by task {task.id}", expected, event.chunk)
         flight = task.flights[0]
-        upstream = flight.segments[0].batch.upstream
+        upstream = flight.parts[0].batch.upstream
         for output in event.outputs:
             self._outputs.require(output.destination)
             if output.size < 0:
@@ -455,15 +463,13 @@ class ElasticExecutor:
                 )
         return flight
 
-    def _settle_inputs(self, flight: Flight, useful_s: float, now: float) -> int:
-        """Give credit back for what was processed, and note how long it took; returns its bytes."""
+    def _settle_inputs(self, flight: Flight, useful_s: float) -> int:
+        """Give credit back for what was processed; returns its bytes."""
         finished: dict[Peer, int] = {}
-        latency = self.meter.latency
-        for segment in flight.segments:
-            batch = segment.batch
-            done = batch.finish(segment.count)
+        for part in flight.parts:
+            batch = part.batch
+            done = batch.finish(part.count)
             finished[batch.upstream] = finished.get(batch.upstream, 0) + done
-            latency(now - batch.arrived_at, segment.count)
         size = sum(finished.values())
         if size:
             measured = useful_s / size
@@ -522,6 +528,7 @@ class ElasticExecutor:
 
     def _on_balance_due(self, event: ev.BalanceDue, now: float) -> None:
         if self.phase is Phase.RUNNING:
+            self._count_work()
             self._loads.update(now)
             self._arrange(now, threshold=self.config.balance_threshold)
 
@@ -535,6 +542,7 @@ class ElasticExecutor:
         if math.isinf(threshold) and not leaving and not self.table.shards_of(None):
             return
         config = self.config
+        self._count_work()
         plan = plan_reassignments(
             self._loads.loads(self._inside, 0.0, config.backlog_horizon_s),
             self._moves.planned_owners(),
@@ -704,13 +712,13 @@ class ElasticExecutor:
     def _on_offer_measured(self, event: ev.OfferMeasured, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
         self._credits.require(event.upstream)
-        self.meter.offered(event.sent_rows, event.blocked_share)
+        self._meter.offered(event.sent_rows, event.blocked_share)
 
     def _on_state_measured(self, event: ev.StateMeasured, now: float) -> None:
         self._require_store(event.node)
         _require_size("state", event.size)
         self._state_bytes[event.node] = event.size
-        self.meter.state_bytes(sum(self._state_bytes.values()))
+        self._meter.state_bytes(sum(self._state_bytes.values()))
 
     # Odds and ends
 
@@ -734,10 +742,6 @@ _ANYBODY = Peer("")  # forwarded outputs wait on nobody's account in particular
 def _require_size(what: str, size: int) -> None:
     if size < 0:
         raise BadValueError(f"size of {what}", "be at least 0", size)
-
-
-def _join(arrays: list[ev.ShardArray]) -> ev.ShardArray:
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 _HANDLERS: dict[type, Callable[[ElasticExecutor, Any, float], None]] = {

@@ -8,26 +8,12 @@ the protocol rests on it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from elasticutor.core.events import ShardArray
 from elasticutor.core.ids import Attempt, ChunkId, Epoch, MoveId, NodeId, Peer, ShardId, TaskId
+from elasticutor.core.parts import Part
 
 # To a task, in-band with its data ----------------------------------------------------------------
-
-
-class Part(NamedTuple):
-    """Some tuples of one arrived batch, in their order."""
-
-    batch: Any
-    upstream: Peer
-    rows: npt.NDArray[np.intp]
-    """Their positions in the batch."""
-    shards: ShardArray
-    """Their shards, one per position."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +24,7 @@ class Dispatch:
     attempt: Attempt
     epoch: Epoch
     chunk: ChunkId
-    parts: tuple[Part, ...]
+    parts: list[Part]
 
 
 @dataclass(frozen=True, slots=True)

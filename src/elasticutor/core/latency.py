@@ -70,20 +70,10 @@ class LatencyHistogram:
         nan
     """
 
-    __slots__ = ("_pending", "_settled")
+    __slots__ = ("_hdr",)
 
     def __init__(self) -> None:
-        self._settled = HdrHistogram(_LEAST_US, _MOST_US, _DIGITS, b64_wrap=False)
-        # Counts by the lower end of their bucket: a dictionary takes a fraction of the time that
-        # the library needs for one value, and recording is done for every chunk.
-        self._pending: dict[int, int] = {}
-
-    @property
-    def _hdr(self) -> HdrHistogram:
-        for microseconds, count in self._pending.items():
-            self._settled.record_value(microseconds, count)
-        self._pending.clear()
-        return self._settled
+        self._hdr = HdrHistogram(_LEAST_US, _MOST_US, _DIGITS, b64_wrap=False)
 
     def record(self, seconds: float, count: int = 1) -> None:
         """Count a latency so many times.
@@ -97,10 +87,28 @@ class LatencyHistogram:
             raise BadValueError("count of latencies", "be at least 0", count)
         if count:
             microseconds = round(min(max(seconds, LEAST_S), MOST_S) * _US)
-            shift = microseconds.bit_length() - _BUCKET_BITS
-            if shift > 0:
-                microseconds = microseconds >> shift << shift
-            self._pending[microseconds] = self._pending.get(microseconds, 0) + count
+            self._hdr.record_value(microseconds, count)
+
+    def record_many(
+        self, seconds: npt.NDArray[np.float64], counts: npt.NDArray[np.integer[Any]]
+    ) -> None:
+        """Count many latencies at once, each so many times; much faster than one by one.
+
+        Raises:
+            BadValueError: If a latency is negative or NaN, or a count is negative.
+        """
+        if not (seconds >= 0.0).all():
+            raise BadValueError("latencies", "be at least 0 s", seconds.min())
+        if not (counts >= 0).all():
+            raise BadValueError("counts of latencies", "be at least 0", counts.min())
+        microseconds = np.rint(np.clip(seconds, LEAST_S, MOST_S) * _US).astype(np.int64)
+        # The lower end of its bucket stands for a value: as many bits of it as tell the bucket.
+        bits = np.frexp(microseconds)[1].astype(np.int64)
+        shift = np.maximum(bits - _BUCKET_BITS, 0)
+        buckets, which = np.unique(microseconds >> shift << shift, return_inverse=True)
+        for bucket, count in zip(buckets.tolist(), np.bincount(which, counts), strict=True):
+            if count:
+                self._hdr.record_value(bucket, int(count))
 
     def merge(self, other: LatencyHistogram) -> None:
         """Add the other's counts to this one; the other stays as it is."""

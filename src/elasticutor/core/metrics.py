@@ -22,6 +22,7 @@ import numpy.typing as npt
 from elasticutor.core.ids import ShardId
 from elasticutor.core.latency import LatencyHistogram
 from elasticutor.core.load import SHORTEST_S, FloatArray, IntArray, require_amounts, tally
+from elasticutor.core.work import WorkDone
 from elasticutor.errors import BadValueError, UnknownShardError
 
 MOST_BLOCKED = 0.99
@@ -383,26 +384,24 @@ class Meter:
             got = (bytes_in, bytes_out, rows_out)
             raise BadValueError("bytes in, bytes out and rows out", "be at least 0", got)
         rows, seconds = tally(shards, self._shards, useful_s, row_seconds)
-        self.add_totals(rows, seconds, len(shards), useful_s, bytes_in, bytes_out, rows_out)
-
-    def add_totals(
-        self,
-        rows: IntArray,
-        seconds: FloatArray,
-        count: int,
-        useful_s: float,
-        bytes_in: int,
-        bytes_out: int,
-        rows_out: int,
-    ) -> None:
-        """Count what `tally` has summed per shard, and checked."""
         self._shard_rows += rows
         self._shard_seconds += seconds
-        self._rows_processed += count
+        self._rows_processed += len(shards)
         self._useful_s += float(useful_s)
         self._bytes_in += int(bytes_in)
         self._bytes_out += int(bytes_out)
         self._rows_out += int(rows_out)
+
+    def add_work(self, done: WorkDone) -> None:
+        """Many chunks went through the operator, and were checked and summed up."""
+        self._shard_rows += done.rows
+        self._shard_seconds += done.seconds
+        self._rows_processed += done.count
+        self._useful_s += done.useful_s
+        self._bytes_in += done.bytes_in
+        self._bytes_out += done.bytes_out
+        self._rows_out += done.rows_out
+        self._latency.record_many(done.waits_s, done.wait_counts)
 
     def latency(self, seconds: float, count: int = 1) -> None:
         """So many rows were completed after so long; see `LatencyHistogram.record`."""

@@ -20,57 +20,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elasticutor.core.events import ShardArray
 from elasticutor.core.ids import Peer, ShardId
+from elasticutor.core.parts import Batch, Part, ShardArray
 
 HELD = 0
 """The slot of shards that no task may work on now; tasks have the slots from 1 on."""
-
-
-class Batch:
-    """A batch as it arrived, and how much of it is done."""
-
-    __slots__ = ("arrived_at", "content", "done", "number", "rows", "size", "upstream")
-
-    def __init__(
-        self, number: int, upstream: Peer, content: Any, rows: int, size: int, arrived_at: float
-    ) -> None:
-        self.number = number
-        self.upstream = upstream
-        self.content = content
-        self.rows = rows
-        self.size = size
-        self.arrived_at = arrived_at
-        self.done = 0
-
-    def finish(self, rows: int) -> int:
-        """Count tuples as processed; returns the bytes that go with them, exactly in the sum."""
-        before = self.size * self.done // self.rows
-        self.done += rows
-        return self.size * self.done // self.rows - before
-
-
-class Segment:
-    """Some tuples of one batch, in their order."""
-
-    __slots__ = ("batch", "count", "rows", "shards")
-
-    def __init__(self, batch: Batch, rows: npt.NDArray[np.intp], shards: ShardArray) -> None:
-        self.batch = batch
-        self.rows = rows
-        self.shards = shards
-        self.count = len(rows)
-
-    def pick(self, which: npt.NDArray[Any]) -> Segment:
-        """Those tuples that an index array or a mask names."""
-        return Segment(self.batch, self.rows[which], self.shards[which])
-
-    def split(self, count: int) -> tuple[Segment, Segment]:
-        """The first so many tuples, and the others."""
-        return (
-            Segment(self.batch, self.rows[:count], self.shards[:count]),
-            Segment(self.batch, self.rows[count:], self.shards[count:]),
-        )
 
 
 class Receiver:
@@ -78,11 +32,11 @@ class Receiver:
 
     def __init__(self, shards: int) -> None:
         self._slot_of: npt.NDArray[np.int16] = np.zeros(shards, dtype=np.int16)
-        self._queues: list[deque[Segment]] = [deque()]
+        self._queues: list[deque[Part]] = [deque()]
         self._free_slots: list[int] = []
-        self._held: dict[ShardId, list[Segment]] = {}
-        self._parked: dict[Peer, list[Segment]] = {}
-        self._ahead: dict[Peer, list[Segment]] = {}
+        self._held: dict[ShardId, list[Part]] = {}
+        self._parked: dict[Peer, list[Part]] = {}
+        self._ahead: dict[Peer, list[Part]] = {}
         self._arrivals = 0
         self._routed = 0  # tuples queued, held or parked
 
@@ -95,13 +49,13 @@ class Receiver:
         rows = len(shards)
         batch = Batch(self._arrivals, upstream, content, rows, size, now)
         self._arrivals += 1
-        segment = Segment(batch, np.arange(rows), shards)
+        part = Part(batch, np.arange(rows), shards)
         ahead = self._ahead.get(upstream)
         if ahead is not None:
-            ahead.append(segment)
+            ahead.append(part)
         else:
             self._routed += rows
-            self._place(segment)
+            self._place(part)
 
     def wait_ahead(self, upstream: Peer) -> None:
         """Let what this upstream sends from now on wait for the next epoch."""
@@ -111,10 +65,10 @@ class Receiver:
         """Take in what has been waiting for this epoch."""
         ahead, self._ahead = self._ahead, {}
         # In the order of arrival, also between upstreams.
-        segments = sorted(_chain(ahead.values()), key=_by_arrival)
-        for segment in segments:
-            self._routed += segment.count
-            self._place(segment)
+        parts = sorted(_chain(ahead.values()), key=_by_arrival)
+        for part in parts:
+            self._routed += part.count
+            self._place(part)
 
     @property
     def empty(self) -> bool:
@@ -152,21 +106,21 @@ class Receiver:
         """Whether any tuple waits for the task of this slot."""
         return bool(self._queues[slot])
 
-    def take(self, slot: int, rows: int, *, one_upstream: bool) -> tuple[list[Segment], int]:
+    def take(self, slot: int, rows: int, *, one_upstream: bool) -> tuple[list[Part], int]:
         """Take up to so many tuples out of a task's queue, the oldest first; and count them."""
         queue = self._queues[slot]
-        taken: list[Segment] = []
+        taken: list[Part] = []
         left = rows
         while queue and left > 0:
-            segment = queue[0]
-            if one_upstream and taken and segment.batch.upstream != taken[0].batch.upstream:
+            part = queue[0]
+            if one_upstream and taken and part.batch.upstream != taken[0].batch.upstream:
                 break
-            if segment.count <= left:
+            if part.count <= left:
                 queue.popleft()
             else:
-                segment, queue[0] = segment.split(left)
-            taken.append(segment)
-            left -= segment.count
+                part, queue[0] = part.split(left)
+            taken.append(part)
+            left -= part.count
         self._routed -= rows - left
         return taken, rows - left
 
@@ -192,68 +146,68 @@ class Receiver:
         """Keep the upstream's tuples back, wherever they are waiting now."""
         if upstream in self._parked:
             return
-        parked: list[Segment] = []
+        parked: list[Part] = []
         for slot, queue in enumerate(self._queues):
-            parked.extend(segment for segment in queue if segment.batch.upstream == upstream)
+            parked.extend(part for part in queue if part.batch.upstream == upstream)
             self._queues[slot] = deque(s for s in queue if s.batch.upstream != upstream)
         for shard, held in list(self._held.items()):
-            parked.extend(segment for segment in held if segment.batch.upstream == upstream)
+            parked.extend(part for part in held if part.batch.upstream == upstream)
             self._held[shard] = [s for s in held if s.batch.upstream != upstream]
         # Tuples of one shard were all in one place, in order; so the arrival restores it.
         self._parked[upstream] = sorted(parked, key=_by_arrival)
 
     def unpark(self, upstream: Peer) -> None:
         """Let the upstream's tuples go where they belong now."""
-        for segment in self._parked.pop(upstream):
-            self._place(segment)
+        for part in self._parked.pop(upstream):
+            self._place(part)
 
     def parked(self, upstream: Peer) -> bool:
         """Whether the upstream's tuples are kept back."""
         return upstream in self._parked
 
-    def _place(self, segment: Segment) -> None:
-        parked = self._parked.get(segment.batch.upstream)
+    def _place(self, part: Part) -> None:
+        parked = self._parked.get(part.batch.upstream)
         if parked is not None:
-            parked.append(segment)
+            parked.append(part)
             return
-        slots = self._slot_of[segment.shards]
+        slots = self._slot_of[part.shards]
         order = slots.argsort(kind="stable")  # of 16 bits: a radix sort
-        rows, shards = segment.rows[order], segment.shards[order]
+        rows, shards = part.rows[order], part.shards[order]
         start = 0
         for slot, end in enumerate(np.bincount(slots).cumsum().tolist()):
             if end > start:
-                picked = Segment(segment.batch, rows[start:end], shards[start:end])
+                picked = Part(part.batch, rows[start:end], shards[start:end])
                 if slot == HELD:
                     self._hold_back(picked)
                 else:
                     self._queues[slot].append(picked)
                 start = end
 
-    def _hold_back(self, segment: Segment) -> None:
-        for shard in np.unique(segment.shards).tolist():
-            mine = segment.pick(segment.shards == shard)
+    def _hold_back(self, part: Part) -> None:
+        for shard in np.unique(part.shards).tolist():
+            mine = part.pick(part.shards == shard)
             self._held.setdefault(ShardId(shard), []).append(mine)
 
 
-def _pull(queue: Iterable[Segment], shard: ShardId) -> tuple[list[Segment], deque[Segment]]:
+def _pull(queue: Iterable[Part], shard: ShardId) -> tuple[list[Part], deque[Part]]:
     """Separate a shard's tuples from the others in a queue."""
-    pulled: list[Segment] = []
-    left: deque[Segment] = deque()
-    for segment in queue:
-        mask = segment.shards == shard
+    pulled: list[Part] = []
+    left: deque[Part] = deque()
+    for part in queue:
+        mask = part.shards == shard
         if not mask.any():
-            left.append(segment)
+            left.append(part)
         elif mask.all():
-            pulled.append(segment)
+            pulled.append(part)
         else:
-            pulled.append(segment.pick(mask))
-            left.append(segment.pick(~mask))
+            pulled.append(part.pick(mask))
+            left.append(part.pick(~mask))
     return pulled, left
 
 
-def _by_arrival(segment: Segment) -> int:
-    return segment.batch.number
+def _by_arrival(part: Part) -> int:
+    return part.batch.number
 
 
-def _chain(lists: Iterable[list[Segment]]) -> list[Segment]:
-    return [segment for segments in lists for segment in segments]
+def _chain(lists: Iterable[list[Part]]) -> list[Part]:
+    return [part for parts in lists for part in parts]

@@ -13,7 +13,8 @@ from enum import Enum
 
 from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.ids import ChunkId, NodeId, TaskId
-from elasticutor.core.receiver import HELD, Segment
+from elasticutor.core.parts import Part
+from elasticutor.core.receiver import HELD
 
 _SMOOTHING = 0.3  # weight of the newest chunk in a task's cost per tuple
 
@@ -33,7 +34,7 @@ class Flight:
     """A chunk that was handed to a task and is not answered yet."""
 
     chunk: ChunkId
-    segments: list[Segment]
+    parts: list[Part]
     rows: int
     estimate_s: float
     sent_at: float
@@ -75,9 +76,9 @@ class TaskView:
             return config.max_chunk_rows
         return max(1, int(config.chunk_s / self.row_s))
 
-    def hand_over(self, chunk: ChunkId, segments: list[Segment], rows: int, now: float) -> Flight:
+    def hand_over(self, chunk: ChunkId, parts: list[Part], rows: int, now: float) -> Flight:
         """Note that a chunk is on its way to the task."""
-        flight = Flight(chunk, segments, rows, rows * (self.row_s or 0.0), now)
+        flight = Flight(chunk, parts, rows, rows * (self.row_s or 0.0), now)
         self.flights.append(flight)
         self.in_flight_s += flight.estimate_s
         return flight

@@ -18,6 +18,7 @@ from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.executor import ElasticExecutor
 from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, ShardId, TaskId
 from elasticutor.core.keeper import CopyOn, Errand, Keeper, ReadShard, SendSlice, WriteIncrement
+from elasticutor.core.parts import ShardArray
 from elasticutor.core.task import Task
 from elasticutor.errors import ProtocolError, StaleAttemptError
 from elasticutor.sim.durable import Durable
@@ -67,7 +68,7 @@ class Operator(Protocol):
     codec: Codec
     max_keys: int
 
-    def shards_of(self, rows: Rows) -> ev.ShardArray:
+    def shards_of(self, rows: Rows) -> ShardArray:
         """The shard of each tuple."""
 
     def process(self, cache: StateCache, shard: ShardId, row: Any, upstream: Peer) -> Rows:
@@ -405,9 +406,9 @@ class TaskHost:
         operator = self.executor.operator
         outputs: dict[Peer, list[Any]] = {}
         for part in chunk.parts:
-            batch = part.batch
+            batch = part.batch.content
             for row, shard in zip(part.rows.tolist(), part.shards.tolist(), strict=True):
-                made = operator.process(self.cache, shard, batch[row], part.upstream)
+                made = operator.process(self.cache, shard, batch[row], part.batch.upstream)
                 for destination, output in made:
                     outputs.setdefault(destination, []).append(output)
         return tuple(

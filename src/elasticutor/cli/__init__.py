@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
+from elasticutor.cli.app import main
 
-def main() -> None:
-    """Run the command line."""
+__all__ = ["main"]

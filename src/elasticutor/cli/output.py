@@ -1,0 +1,39 @@
+"""Where the command line prints: figures to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+
+def note(text: str) -> None:
+    """Say something that is not a result."""
+    err.print(text, markup=False)
+
+
+def print_json(figures: Any) -> None:
+    """Print figures for programs."""
+    typer.echo(json.dumps(figures, indent=2))
+
+
+@contextmanager
+def progress_bar(*, hidden: bool) -> Iterator[Progress]:
+    """A bar on standard error, where that is a terminal; gone when it is done."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    disable = hidden or not err.is_terminal
+    with Progress(*columns, console=err, transient=True, disable=disable) as progress:
+        yield progress
