@@ -26,6 +26,7 @@ from elasticutor.errors import BadValueError
 _UPSTREAMS = (Peer("u0"), Peer("u1"))
 _DESTINATION = Peer("down")
 _ROW_BYTES = 144
+_WINDOW_BYTES = 1 << 21  # of the destination, which grants as an executor does: by quarters
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class _Rig:
         self._sent = dict.fromkeys(_UPSTREAMS, 0)
         self._granted = dict.fromkeys(_UPSTREAMS, config.min_credit_bytes)
         self._emitted = 0
+        self._taken = config.min_credit_bytes
         self.forget()
         for task in range(tasks):
             self._tell(ev.CoreGranted(NodeId("n0")))
@@ -160,8 +162,9 @@ class _Rig:
         useful = rows * self._row_s
         self._tell(ev.ChunkProcessed(chunk.task, Attempt(1), chunk.chunk, useful, (output,)))
         self._emitted += size
-        total = self._emitted + (1 << 22)
-        self._tell(ev.CreditGranted(_DESTINATION, Attempt(1), total))
+        if self._emitted + _WINDOW_BYTES - self._taken >= _WINDOW_BYTES // 4:
+            self._taken = self._emitted + _WINDOW_BYTES
+            self._tell(ev.CreditGranted(_DESTINATION, Attempt(1), self._taken))
 
     def _tell(self, event: ev.Event) -> list[do.Instruction]:
         self._now += 1e-6

@@ -11,7 +11,7 @@ from elasticutor.check.pipeline import ChainOperator, Expected, Row
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.executor import Phase
-from elasticutor.core.ids import MoveId, Peer
+from elasticutor.core.ids import Attempt, MoveId, Peer
 from elasticutor.errors import (
     ProtocolError,
     StaleAttemptError,
@@ -33,18 +33,20 @@ class _Watch:
 
     moves: int = 0
     overlapping: set[MoveId] = field(default_factory=set)
-    dropped: int = 0
+    most_flights: int = 0
 
 
 class Oracle:
     """Watches a run."""
 
-    def __init__(self, largest_batch: int) -> None:
+    def __init__(self, largest_batch: int, destinations: int) -> None:
         self.violations: list[str] = []
         self.counts: Counter[str] = Counter()
         self._largest_batch = largest_batch
+        self._largest_outputs = largest_batch * destinations
         self._watches: dict[str, _Watch] = {}
         self._aborting_move = False
+        self._rolled_back: set[Attempt] = set()
 
     def violate(self, text: str) -> None:
         """Note that something happened that must not."""
@@ -63,6 +65,7 @@ class Oracle:
             self.counts["attempts"] += 1
         elif kind is ev.ChunkProcessed:
             self.counts["chunks"] += 1
+            self._check_buffers(host, watch)
         elif kind is ev.TuplesArrived:
             self._check_memory(host, event)  # type: ignore[arg-type]
         if kind in ev.MOVE_EVENTS and any(isinstance(i, TO_UPSTREAMS) for i in instructions):
@@ -73,7 +76,8 @@ class Oracle:
         """Look at what an attempt gives up, before the executor does."""
         prepared = host.core.epochs.prepared
         if prepared is not None and begun.base < prepared:
-            self.counts["rollbacks_after_prepare"] += 1
+            self._rolled_back.add(begun.attempt)  # once, however many executors it is for
+            self.counts["rollbacks_after_prepare"] = len(self._rolled_back)
 
     def refused(self, host: ExecutorHost, message: Any, error: ProtocolError) -> None:
         """Note a refusal, which is a violation unless it can happen in a healthy run."""
@@ -96,15 +100,15 @@ class Oracle:
         if inside > config.max_credit_bytes + self._largest_batch:
             self.violate(f"memory: {host.name} has {inside} bytes of {event.upstream} inside")
 
-    def check_buffers(self, host: ExecutorHost, amplification: int) -> None:
-        """Outputs that wait: the limit, and what was already handed to tasks."""
-        config = host.core.config
-        for upstream in host.core.epochs.upstreams:
-            waiting = host.core.buffered_bytes(upstream)
-            under_way = host.core.config.max_chunk_rows * 16 * amplification * 4
-            tasks = max(1, len(host.core.tasks)) + 4
-            if waiting > config.output_bytes + under_way * tasks * 64:
-                self.violate(f"memory: {host.name} buffers {waiting} bytes for {upstream}")
+    def _check_buffers(self, host: ExecutorHost, watch: _Watch) -> None:
+        """Outputs that wait: the limit, and those of chunks that tasks had before it was met."""
+        core = host.core
+        flights = sum(len(task.flights) for task in core.tasks.values())
+        watch.most_flights = max(watch.most_flights, flights)
+        limit = core.config.output_bytes + (watch.most_flights + 1) * self._largest_outputs
+        for upstream in core.epochs.upstreams:
+            if core.buffered_bytes(upstream) > limit:
+                self.violate(f"memory: {host.name} buffers more than {limit} bytes of outputs")
 
     def _count_moves(
         self, host: ExecutorHost, watch: _Watch, instructions: list[do.Instruction]

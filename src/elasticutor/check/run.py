@@ -39,7 +39,8 @@ class Run(ABC):
         self.kernel = Kernel()
         network = Network(self.kernel, self.rng, self.delay_s)
         self.world = World(self.kernel, network, Durable(), self)
-        self.oracle = Oracle(largest_batch=self._largest_batch())
+        most = max(len(operator.downstream) for operator in scenario.operators)
+        self.oracle = Oracle(self._largest_batch(), destinations=max(1, most))
         self.trace = trace
         self.published: list[Row] = []
         self.done = False
@@ -110,7 +111,8 @@ class Run(ABC):
         """The most bytes that one message to an executor can have."""
         config = self.scenario.config
         copies = max(operator.copies for operator in self.scenario.operators)
-        rows = max(self.scenario.source_rows * 2, config.max_chunk_rows * copies)
+        chunk_rows = config.max_chunk_rows + config.max_chunk_rows // 4
+        rows = max(self.scenario.source_rows * 2, chunk_rows * copies)
         return self.scenario.operators[0].size(rows)
 
     # Surroundings
@@ -143,6 +145,8 @@ class Run(ABC):
         if self.trace is not None:
             self.trace.handled(self.kernel.now, host.name, event, instructions)
         self.oracle.handled(host, event, instructions)
+        if isinstance(event, (ev.TaskLost, ev.NodeLost)):
+            self.kernel.after(self.notice_s(), self._replace_cores, host)
 
     def refused(self, host: ExecutorHost, message: Any, error: ProtocolError) -> None:
         """An executor has refused a message."""
@@ -199,9 +203,13 @@ class Run(ABC):
     def _balance(self, host: ExecutorHost) -> None:
         if host.alive and not self.done:
             host.tell(ev.BalanceDue())
-            if not any(t.status is not TaskStatus.LEAVING for t in host.core.tasks.values()):
-                host.tell(ev.CoreGranted(self.rng.choice(self._nodes)))
             self.kernel.after(self.scenario.balance_s, self._balance, host)
+
+    def _replace_cores(self, host: ExecutorHost) -> None:
+        """Whoever schedules does not leave an executor without a core."""
+        staying = [t for t in host.core.tasks.values() if t.status is not TaskStatus.LEAVING]
+        if not staying:
+            host.tell(ev.CoreGranted(self.rng.choice(self._nodes)))
 
     # Trouble
 

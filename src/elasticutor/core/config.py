@@ -65,7 +65,7 @@ class ExecutorConfig:
     max_moves: int = 16
     """How many shards may be on the move at once."""
 
-    load_half_life_s: float = 0.25
+    load_half_life_s: float = 0.1
     """How fast the measured work of a shard is forgotten."""
 
     backlog_horizon_s: float = 0.1

@@ -280,7 +280,11 @@ class ElasticExecutor:
             raise OutOfOrderError(f"task {task.id}", "be starting", task.status.value)
         task.status = TaskStatus.ACTIVE
         task.slot = self._receiver.add_slot()
-        self._arrange(now)
+        # A core that was granted is wanted: among many balanced tasks a new one without any load
+        # would not lift δ over the usual threshold, and would get nothing.
+        self._count_work()
+        self._loads.update(now)
+        self._arrange(now, threshold=min(_NEW_CORE_THRESHOLD, self.config.balance_threshold))
 
     def _on_core_taken(self, event: ev.CoreTaken, now: float) -> None:
         task = self._require_task(event.task)
@@ -300,8 +304,10 @@ class ElasticExecutor:
 
     def _retire(self, task: TaskView, now: float) -> None:
         """Let a leaving task go as soon as nothing depends on it."""
-        busy = task.flights or task.id in self._resetting or task.id in self._flushing
-        if task.status is TaskStatus.LEAVING and not busy and not self._moves.involved(task.id):
+        if task.status is not TaskStatus.LEAVING or task.flights:
+            return
+        awaited = task.id in self._resetting or task.id in self._flushing
+        if not awaited and not self._moves.involved(task.id):
             self._end(task, now)
 
     def _retire_all(self, now: float) -> None:
@@ -392,7 +398,7 @@ class ElasticExecutor:
 
     def _feed_all(self, now: float) -> None:
         for task in self.tasks.values():
-            if task.running:
+            if task.running and not task.full(self.config):
                 self._feed(task, now)
 
     def _feed(self, task: TaskView, now: float) -> None:
@@ -423,14 +429,15 @@ class ElasticExecutor:
             size_out += output.size
             rows_out += output.rows
         self._work.add(
+            task.id,
             flight.parts,
             flight.rows,
             event.useful_s,
             event.row_seconds,
-            bytes_in=size_in,
-            bytes_out=size_out,
-            rows_out=rows_out,
-            now=now,
+            size_in,
+            size_out,
+            rows_out,
+            now,
         )
         if self._work.full:
             self._count_work()
@@ -497,16 +504,17 @@ class ElasticExecutor:
     # Outputs
 
     def _take_outputs(self, outputs: tuple[ev.Output, ...]) -> None:
+        destinations: dict[Peer, None] = {}
         for output in outputs:
             self._outputs.add(output)
-        for destination in dict.fromkeys(output.destination for output in outputs):
+            destinations[output.destination] = None
+        for destination in destinations:
             self._send(destination)
             if self._returns and self._outputs.blocked(destination):
                 self._receiver.park(destination)
 
     def _send(self, destination: Peer) -> None:
-        for instruction in self._outputs.send(destination, self.epochs.attempt):
-            self._emit(instruction)
+        self._out += self._outputs.send(destination, self.epochs.attempt)
 
     def _on_credit_granted(self, event: ev.CreditGranted, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
@@ -634,7 +642,9 @@ class ElasticExecutor:
 
     def _try_to_end_epoch(self, now: float) -> None:
         """When all tuples of the epoch are handed out, let the tasks flush behind them."""
-        if self.phase is not Phase.RUNNING or not self.epochs.all_marked or self._flushing:
+        if not self.epochs.marked or not self.epochs.all_marked:
+            return
+        if self.phase is not Phase.RUNNING or self._flushing:
             return
         self._moves.labels_wait = True
         unplaced = None in self.table.owners
@@ -735,6 +745,8 @@ class ElasticExecutor:
         if node not in self._stores:
             raise UnknownNodeError("node", f"be one of {sorted(self._stores)}", node)
 
+
+_NEW_CORE_THRESHOLD = 1.05
 
 _ANYBODY = Peer("")  # forwarded outputs wait on nobody's account in particular
 

@@ -33,7 +33,9 @@ MOST_S = 3600.0
 _LEAST_US = 1
 _MOST_US = 3_600_000_000
 _DIGITS = 2
-_BUCKET_BITS = 8  # of a value, those that tell its bucket at two digits
+# At two digits the first 8 bits of a value tell its bucket; 128 buckets for each further bit.
+_BUCKET_BITS = 8
+_HALF_BUCKET = 128
 _US = 1e6
 
 # What the decoder raises on bytes that are not a histogram.
@@ -70,10 +72,21 @@ class LatencyHistogram:
         nan
     """
 
-    __slots__ = ("_hdr",)
+    __slots__ = ("_pending", "_settled")
 
     def __init__(self) -> None:
-        self._hdr = HdrHistogram(_LEAST_US, _MOST_US, _DIGITS, b64_wrap=False)
+        self._settled = HdrHistogram(_LEAST_US, _MOST_US, _DIGITS, b64_wrap=False)
+        # Counts per bucket that are not in the histogram yet: the library takes microseconds for
+        # each value, so it is given each bucket once, when somebody reads.
+        self._pending = np.zeros(self._settled.counts_len, dtype=np.int64)
+
+    @property
+    def _hdr(self) -> HdrHistogram:
+        for bucket in np.flatnonzero(self._pending).tolist():
+            value = self._settled.get_value_from_index(bucket)
+            self._settled.record_value(value, int(self._pending[bucket]))
+        self._pending[:] = 0
+        return self._settled
 
     def record(self, seconds: float, count: int = 1) -> None:
         """Count a latency so many times.
@@ -87,7 +100,8 @@ class LatencyHistogram:
             raise BadValueError("count of latencies", "be at least 0", count)
         if count:
             microseconds = round(min(max(seconds, LEAST_S), MOST_S) * _US)
-            self._hdr.record_value(microseconds, count)
+            shift = max(microseconds.bit_length() - _BUCKET_BITS, 0)
+            self._pending[_HALF_BUCKET * shift + (microseconds >> shift)] += count
 
     def record_many(
         self, seconds: npt.NDArray[np.float64], counts: npt.NDArray[np.integer[Any]]
@@ -102,13 +116,10 @@ class LatencyHistogram:
         if not (counts >= 0).all():
             raise BadValueError("counts of latencies", "be at least 0", counts.min())
         microseconds = np.rint(np.clip(seconds, LEAST_S, MOST_S) * _US).astype(np.int64)
-        # The lower end of its bucket stands for a value: as many bits of it as tell the bucket.
-        bits = np.frexp(microseconds)[1].astype(np.int64)
+        bits = np.frexp(microseconds)[1]
         shift = np.maximum(bits - _BUCKET_BITS, 0)
-        buckets, which = np.unique(microseconds >> shift << shift, return_inverse=True)
-        for bucket, count in zip(buckets.tolist(), np.bincount(which, counts), strict=True):
-            if count:
-                self._hdr.record_value(bucket, int(count))
+        buckets = _HALF_BUCKET * shift + (microseconds >> shift)
+        np.add.at(self._pending, buckets, counts)
 
     def merge(self, other: LatencyHistogram) -> None:
         """Add the other's counts to this one; the other stays as it is."""

@@ -31,7 +31,8 @@ class Receiver:
     """The waiting tuples of an elastic executor."""
 
     def __init__(self, shards: int) -> None:
-        self._slot_of: npt.NDArray[np.int16] = np.zeros(shards, dtype=np.int16)
+        # Small numbers, so that a stable sort is a radix sort.
+        self._slot_of: npt.NDArray[np.integer[Any]] = np.zeros(shards, dtype=np.uint8)
         self._queues: list[deque[Part]] = [deque()]
         self._free_slots: list[int] = []
         self._held: dict[ShardId, list[Part]] = {}
@@ -46,16 +47,17 @@ class Receiver:
         self, upstream: Peer, content: Any, shards: ShardArray, size: int, now: float
     ) -> None:
         """Take a batch in."""
-        rows = len(shards)
-        batch = Batch(self._arrivals, upstream, content, rows, size, now)
+        batch = Batch(self._arrivals, upstream, content, len(shards), size, now)
         self._arrivals += 1
-        part = Part(batch, np.arange(rows), shards)
         ahead = self._ahead.get(upstream)
         if ahead is not None:
-            ahead.append(part)
+            ahead.append(Part(batch, np.arange(batch.rows), shards))
         else:
-            self._routed += rows
-            self._place(part)
+            self._routed += batch.rows
+            if upstream in self._parked:
+                self._parked[upstream].append(Part(batch, np.arange(batch.rows), shards))
+            else:
+                self._distribute(batch, None, shards)
 
     def wait_ahead(self, upstream: Peer) -> None:
         """Let what this upstream sends from now on wait for the next epoch."""
@@ -96,7 +98,10 @@ class Receiver:
         if self._free_slots:
             return self._free_slots.pop()
         self._queues.append(deque())
-        return len(self._queues) - 1
+        slot = len(self._queues) - 1
+        if slot > np.iinfo(self._slot_of.dtype).max:
+            self._slot_of = self._slot_of.astype(np.uint16)
+        return slot
 
     def free_slot(self, slot: int) -> None:
         """Give a slot back whose task has no shards any more."""
@@ -107,15 +112,18 @@ class Receiver:
         return bool(self._queues[slot])
 
     def take(self, slot: int, rows: int, *, one_upstream: bool) -> tuple[list[Part], int]:
-        """Take up to so many tuples out of a task's queue, the oldest first; and count them."""
+        """Take about so many tuples out of a task's queue, the oldest first; and count them.
+
+        A quarter more is taken rather than a part split: parts are what all work is done on.
+        """
         queue = self._queues[slot]
         taken: list[Part] = []
-        left = rows
+        left, slack = rows, rows // 4
         while queue and left > 0:
             part = queue[0]
             if one_upstream and taken and part.batch.upstream != taken[0].batch.upstream:
                 break
-            if part.count <= left:
+            if part.count <= left + slack:
                 queue.popleft()
             else:
                 part, queue[0] = part.split(left)
@@ -169,14 +177,21 @@ class Receiver:
         parked = self._parked.get(part.batch.upstream)
         if parked is not None:
             parked.append(part)
-            return
-        slots = self._slot_of[part.shards]
-        order = slots.argsort(kind="stable")  # of 16 bits: a radix sort
-        rows, shards = part.rows[order], part.shards[order]
+        else:
+            self._distribute(part.batch, part.rows, part.shards)
+
+    def _distribute(
+        self, batch: Batch, rows: npt.NDArray[np.intp] | None, shards: ShardArray
+    ) -> None:
+        """Queue tuples for the tasks that own their shards; without `rows`, the whole batch."""
+        slots = self._slot_of.take(shards)
+        order = slots.argsort(kind="stable")
+        rows = order if rows is None else rows.take(order)
+        shards = shards.take(order)
         start = 0
         for slot, end in enumerate(np.bincount(slots).cumsum().tolist()):
             if end > start:
-                picked = Part(part.batch, rows[start:end], shards[start:end])
+                picked = Part(batch, rows[start:end], shards[start:end])
                 if slot == HELD:
                     self._hold_back(picked)
                 else:

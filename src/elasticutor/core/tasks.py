@@ -65,13 +65,18 @@ class TaskView:
         """Whether shards may be given to it."""
         return self.status is TaskStatus.ACTIVE
 
+    def full(self, config: ExecutorConfig) -> bool:
+        """Whether it has been given as much as it may have ahead of time."""
+        if len(self.flights) < config.min_chunks:
+            return False
+        return self.in_flight_s >= config.window_s or self.row_s is None
+
     def room(self, config: ExecutorConfig) -> int:
         """How many tuples the next chunk may have; 0 while the window is full."""
-        if len(self.flights) >= config.min_chunks and self.in_flight_s >= config.window_s:
+        if self.full(config):
             return 0
         if self.row_s is None:
-            first = min(config.first_chunk_rows, config.max_chunk_rows)
-            return first if len(self.flights) < config.min_chunks else 0
+            return min(config.first_chunk_rows, config.max_chunk_rows)
         if self.row_s * config.max_chunk_rows <= config.chunk_s:
             return config.max_chunk_rows
         return max(1, int(config.chunk_s / self.row_s))

@@ -7,12 +7,12 @@ chunks at once it takes next to nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from elasticutor.core.ids import TaskId
 from elasticutor.core.load import FloatArray, require_amounts
 from elasticutor.core.parts import Part, ShardArray
 from elasticutor.errors import BadValueError
@@ -39,15 +39,27 @@ class WorkDone:
     """… and how many tuples each of these is for."""
 
 
+@dataclass(slots=True)
+class _Pile:
+    """Chunks of one task whose time is known as a whole."""
+
+    shards: list[ShardArray] = field(default_factory=list)
+    rows: int = 0
+    useful_s: float = 0.0
+
+
 class WorkLog:
     """Chunks that were processed and are not summed yet.
+
+    Where the time of single tuples is not known, the time of a task's chunks since the last sum is
+    divided evenly among their tuples.
 
     Example:
         >>> from elasticutor.core.parts import Batch
         >>> log = WorkLog(shards=3)
         >>> batch = Batch(0, "u", content=None, rows=4, size=400, arrived_at=1.0)
         >>> part = Part(batch, np.arange(4), np.array([0, 2, 2, 2], dtype=np.int32))
-        >>> log.add([part], 4, 0.4, None, bytes_in=400, bytes_out=0, rows_out=0, now=1.5)
+        >>> log.add(0, [part], 4, 0.4, None, 400, 0, 0, now=1.5)
         >>> done = log.take()
         >>> done.rows, done.seconds.round(2), done.waits_s
         (array([1, 0, 3]), array([0.1, 0. , 0.3]), array([0.5]))
@@ -58,12 +70,11 @@ class WorkLog:
         self._clear()
 
     def _clear(self) -> None:
-        self._parts: list[ShardArray] = []
-        self._chunk_rows: list[int] = []
-        self._row_s: list[float] = []
-        self._row_seconds: list[tuple[int, FloatArray]] = []
+        self._piles: dict[TaskId, _Pile] = {}
+        self._timed: list[tuple[ShardArray, FloatArray]] = []
         self._waits_s: list[float] = []
         self._wait_counts: list[int] = []
+        self._chunks = 0
         self._count = 0
         self._useful_s = 0.0
         self._bytes_in = 0
@@ -73,29 +84,35 @@ class WorkLog:
     @property
     def full(self) -> bool:
         """Whether it is time to sum up."""
-        return len(self._chunk_rows) >= _FULL
+        return self._chunks >= _FULL
 
     def add(
         self,
+        task: TaskId,
         parts: list[Part],
         rows: int,
         useful_s: float,
         row_seconds: FloatArray | None,
-        *,
         bytes_in: int,
         bytes_out: int,
         rows_out: int,
         now: float,
     ) -> None:
         """Note a chunk."""
-        for part in parts:
-            self._parts.append(part.shards)
-            self._waits_s.append(now - part.batch.arrived_at)
-            self._wait_counts.append(part.count)
-        if row_seconds is not None:
-            self._row_seconds.append((self._count, row_seconds))
-        self._chunk_rows.append(rows)
-        self._row_s.append(useful_s / rows)
+        # Not the parts themselves: they would keep their batches in memory.
+        shards = [part.shards for part in parts]
+        if row_seconds is None:
+            pile = self._piles.get(task)
+            if pile is None:
+                pile = self._piles[task] = _Pile()
+            pile.shards += shards
+            pile.rows += rows
+            pile.useful_s += useful_s
+        else:
+            self._timed.append((np.concatenate(shards), row_seconds))
+        self._waits_s += [now - part.batch.arrived_at for part in parts]
+        self._wait_counts += [part.count for part in parts]
+        self._chunks += 1
         self._count += rows
         self._useful_s += useful_s
         self._bytes_in += bytes_in
@@ -104,16 +121,19 @@ class WorkLog:
 
     def take(self) -> WorkDone | None:
         """The sum of what was noted since the last time; None if that is nothing."""
-        if not self._parts:
+        if not self._chunks:
             return None
-        shards = np.concatenate(self._parts)
-        per_row = np.repeat(self._row_s, self._chunk_rows)
-        for start, row_seconds in self._row_seconds:
-            per_row[start : start + len(row_seconds)] = row_seconds
+        rows, seconds = np.zeros(self._shards, dtype=np.intp), np.zeros(self._shards)
+        for pile in self._piles.values():
+            counted = np.bincount(np.concatenate(pile.shards), minlength=self._shards)
+            rows += counted
+            seconds += counted * (pile.useful_s / pile.rows)
+        for shards, row_seconds in self._timed:
+            rows += np.bincount(shards, minlength=self._shards)
+            seconds += np.bincount(shards, row_seconds, self._shards)
         done = WorkDone(
-            rows=np.bincount(shards, minlength=self._shards),
-            # The type stubs do not know that weights make the sums floats.
-            seconds=cast("FloatArray", np.bincount(shards, per_row, self._shards)),
+            rows=rows,
+            seconds=seconds,
             count=self._count,
             useful_s=self._useful_s,
             bytes_in=self._bytes_in,
