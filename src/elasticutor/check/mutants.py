@@ -18,13 +18,13 @@ from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.coordinator import Coordinator, Order, ParticipantPrepared
 from elasticutor.core.epochs import Epochs
-from elasticutor.core.executor import ElasticExecutor
 from elasticutor.core.flow import InputCredits, Outputs
 from elasticutor.core.ids import Attempt, Epoch, Peer, ShardId
 from elasticutor.core.keeper import Errand, Keeper, SendSlice
 from elasticutor.core.moves import Move, MovePhase
 from elasticutor.core.reassigner import Reassigner
 from elasticutor.core.receiver import Receiver
+from elasticutor.core.rollback import Rollback
 from elasticutor.core.task import Task
 from elasticutor.state.cache import _ABSENT, StateCache
 from elasticutor.state.levels import Levels, Record
@@ -121,9 +121,9 @@ def _caches_survive_an_abort(self: Task, order: do.ResetTask) -> ev.TaskReset:
     return ev.TaskReset(self.id, order.attempt)
 
 
-def _stores_do_not_wait_for_tasks(self: ElasticExecutor, now: float) -> None:
-    self._resetting = set()
-    _EXECUTOR_ROLL_STORES_BACK(self, now)
+def _stores_do_not_wait_for_tasks(self: Rollback, homes: Any) -> bool:
+    self.resetting = set()
+    return _ROLLBACK_PROCEED(self, homes)
 
 
 def _next_epoch_not_kept_apart(self: Receiver, upstream: Peer) -> None:
@@ -155,7 +155,7 @@ def _old_copy_not_dropped(self: Keeper, order: do.DropShard) -> Iterator[Errand]
 _KEEPER_PERSIST = Keeper._persist
 _LEVELS_CHANGED = Levels.changed_records
 _LEVELS_FOLD = Levels._fold
-_EXECUTOR_ROLL_STORES_BACK = ElasticExecutor._roll_stores_back
+_ROLLBACK_PROCEED = Rollback.proceed
 _COORDINATOR_ON_PREPARED = Coordinator._on_prepared
 
 
@@ -193,7 +193,7 @@ FURTHER = (
     Mutant("caches survive an abort", _method(Task, "reset", _caches_survive_an_abort)),
     Mutant(
         "stores do not wait for tasks",
-        _method(ElasticExecutor, "_roll_stores_back", _stores_do_not_wait_for_tasks),
+        _method(Rollback, "proceed", _stores_do_not_wait_for_tasks),
     ),
     Mutant(
         "next epoch not kept apart", _method(Receiver, "wait_ahead", _next_epoch_not_kept_apart)

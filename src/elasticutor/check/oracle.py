@@ -167,7 +167,7 @@ class Oracle:
             self.violate(f"held: {host.name} is {core.waiting_for()}")
         if core.moves or core.epochs.flushing or core.epochs.persisting:
             self.violate(f"held: {host.name} still waits: {core.waiting_for()}")
-        if not core._receiver.empty or any(task.flights for task in core.tasks.values()):
+        if core.waiting or any(task.flights for task in core.tasks.values()):
             self.violate(f"held: {host.name} still has tuples: {core.waiting_for()}")
         if any(not task.idle for task in host.tasks.values()):
             self.violate(f"held: a task of {host.name} still has work")

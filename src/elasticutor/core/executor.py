@@ -10,29 +10,23 @@ Whatever it refuses, it refuses before anything has changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.balancing import plan_reassignments
 from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.datapath import DataPath
 from elasticutor.core.epochs import Epochs
-from elasticutor.core.flow import InputCredits, Outputs
-from elasticutor.core.ids import ChunkId, NodeId, Peer, ShardId, TaskId
-from elasticutor.core.load import ShardLoads
-from elasticutor.core.metrics import ExecutorMetrics, Meter
+from elasticutor.core.ids import NodeId, Peer, ShardId, TaskId
+from elasticutor.core.metrics import ExecutorMetrics
 from elasticutor.core.moves import Move, MovePhase
-from elasticutor.core.parts import ShardArray
 from elasticutor.core.reassigner import Reassigner
-from elasticutor.core.receiver import Receiver
+from elasticutor.core.rollback import Rollback
 from elasticutor.core.routing import RoutingTable
-from elasticutor.core.tasks import Flight, TaskStatus, TaskView
-from elasticutor.core.work import WorkLog, require_times
+from elasticutor.core.tasks import TaskStatus, TaskView
 from elasticutor.errors import (
     BadValueError,
     LastCoreError,
@@ -40,7 +34,6 @@ from elasticutor.errors import (
     ProtocolError,
     StaleAttemptError,
     UnknownNodeError,
-    UnknownShardError,
     UnknownTaskError,
 )
 
@@ -79,23 +72,13 @@ class ElasticExecutor:
         self.phase = Phase.IDLE
         self.epochs = Epochs()
         self.tasks: dict[TaskId, TaskView] = {}
-        self._meter = Meter(config.shards, now, cores=0)
-        self._returns = config.outputs == "return"
         self._out: list[do.Instruction] = []
-        self._receiver = Receiver(config.shards)
-        self._moves = Reassigner(config.shards, self._receiver, self.tasks, self._emit)
-        self._credits = InputCredits([], first=0)
-        self._outputs = Outputs([], first=0, limit=config.output_bytes, returned=False)
+        self._data = DataPath(config, self.tasks, self.epochs, self._emit, now)
+        self._moves = Reassigner(config.shards, self._data.receiver, self.tasks, self._emit)
         self._stores: set[NodeId] = set()
         self._state_bytes: dict[NodeId, int] = {}
-        self._resetting: set[TaskId] = set()
-        self._restoring: set[NodeId] = set()
+        self._rollback = Rollback(self._stores, self._emit)
         self._next_task = 0
-        self._next_chunk = 0
-        self._inside = np.zeros(config.shards, dtype=np.int64)  # tuples not processed, per shard
-        self._work = WorkLog(config.shards)
-        self._byte_s: float | None = None  # measured seconds per byte of input
-        self._loads = ShardLoads(config.shards, config.load_half_life_s, now)
         self._hot: tuple[ShardId, ...] = ()
         self._now = now
 
@@ -135,26 +118,28 @@ class ElasticExecutor:
         """The node with the state of each shard."""
         return tuple(self._moves.homes)
 
+    @property
+    def waiting(self) -> int:
+        """How many tuples of the open epoch wait to be handed to a task."""
+        return self._data.receiver.waiting
+
     def measure(self, now: float) -> ExecutorMetrics:
         """What was measured since the last time, up to now."""
-        self._count_work()
-        metrics = self._meter.snapshot(now)
-        self._meter.reset(now)
-        return metrics
+        return self._data.measure(now)
 
     def inside_bytes(self, upstream: Peer) -> int:
         """What this upstream has sent and is not processed yet."""
-        return self._credits.inside(upstream)
+        return self._data.credits.inside(upstream)
 
     def buffered_bytes(self, upstream: Peer) -> int:
         """Outputs that wait on account of this upstream."""
-        return self._outputs.buffered(upstream)
+        return self._data.outputs.buffered(upstream)
 
     def waiting_for(self) -> list[str]:
         """Why nothing happens, in words: who has yet to answer what."""
         waits = [f"{self.phase.value}, attempt {self.epochs.attempt}, epoch {self.epochs.open}"]
-        waits += [f"task {task} to reset" for task in sorted(self._resetting)]
-        waits += [f"store on {node} to roll back" for node in sorted(self._restoring)]
+        waits += [f"task {task} to reset" for task in sorted(self._rollback.resetting)]
+        waits += [f"store on {node} to roll back" for node in sorted(self._rollback.restoring)]
         waits += [f"task {t} to flush" for t in sorted(self.epochs.flushing or ())]
         waits += [f"node {n} to persist" for n in sorted(self.epochs.persisting or ())]
         waits += [
@@ -163,8 +148,8 @@ class ElasticExecutor:
             if task.flights
         ]
         waits += [f"move {m.id} of shard {m.shard} ({m.phase.value})" for m in self.moves]
-        waits += [f"{self._receiver.waiting} tuples to be handed out"] * (not self._receiver.empty)
-        waits += ["outputs to be taken"] * (not self._outputs.empty)
+        waits += [f"{self.waiting} tuples to be handed out"] * bool(self.waiting)
+        waits += ["outputs to be taken"] * (not self._data.outputs.empty)
         unplaced = len(self.table.shards_of(None))
         waits += [f"an owner for {unplaced} shards"] * bool(unplaced)
         unmarked = sorted(self.epochs.upstreams - self.epochs.marked)
@@ -184,7 +169,7 @@ class ElasticExecutor:
         goes_on = self.phase is Phase.RUNNING and self.epochs.continues(event.base)
         known = event.base in (self.epochs.committed, self.epochs.prepared)
         self.epochs.begin(event.attempt, event.base, event.epoch, frozenset(event.upstreams))
-        self._open_channels(event)
+        self._data.open(event.upstreams, event.destinations)
         if goes_on:
             self._commit_stores()
             self._set_out(now)
@@ -194,58 +179,31 @@ class ElasticExecutor:
             self._moves.unplace([ShardId(shard) for shard in range(self.config.shards)])
         self._roll_back(now)
 
-    def _open_channels(self, event: ev.AttemptBegun) -> None:
-        destinations = event.upstreams if self._returns else event.destinations
-        first, limit = self.config.min_credit_bytes, self.config.output_bytes
-        self._credits = InputCredits(event.upstreams, first=first)
-        self._outputs = Outputs(destinations, first=first, limit=limit, returned=self._returns)
-        self._receiver.clear()
-        self._count_work()
-        self._inside[:] = 0
-
     def _roll_back(self, now: float) -> None:
         self.phase = Phase.ROLLING_BACK
         self._moves.cancel()
-        self._resetting = set()
-        self._restoring = set()
         for task in self.tasks.values():
             task.forget_flights()
-            if task.running:
-                self._resetting.add(task.id)
-                self._emit(do.ResetTask(task.id, self.epochs.attempt))
         self._moves.settle()
-        self._roll_stores_back(now)
+        running = [task.id for task in self.tasks.values() if task.running]
+        self._rollback.begin(self.epochs.attempt, self.epochs.committed, running)
+        self._go_on_rolling_back(now)
+
+    def _go_on_rolling_back(self, now: float) -> None:
+        if self.phase is Phase.ROLLING_BACK and self._rollback.proceed(self._moves.homes):
+            self._set_out(now)
 
     def _on_task_reset(self, event: ev.TaskReset, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
         self._require_task(event.task)
-        if event.task not in self._resetting:
-            raise OutOfOrderError(f"task {event.task}", "have been told to reset", event.attempt)
-        self._resetting.discard(event.task)
-        self._roll_stores_back(now)
-
-    def _roll_stores_back(self, now: float) -> None:
-        # Only when no task can write any more what belongs to an attempt that was given up.
-        if self._resetting:
-            return
-        self._restoring = set(self._stores)
-        for node in sorted(self._stores):
-            keep = tuple(ShardId(s) for s, home in enumerate(self._moves.homes) if home == node)
-            attempt, base = self.epochs.attempt, self.epochs.committed
-            self._emit(do.RollBackStore(node, attempt, base, keep))
-        self._finish_roll_back(now)
+        self._rollback.task_reset(event.task)
+        self._go_on_rolling_back(now)
 
     def _on_store_rolled_back(self, event: ev.StoreRolledBack, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
         self._require_store(event.node)
-        if event.node not in self._restoring:
-            raise OutOfOrderError(f"store on {event.node!r}", "have been told to roll back", event)
-        self._restoring.discard(event.node)
-        self._finish_roll_back(now)
-
-    def _finish_roll_back(self, now: float) -> None:
-        if not self._resetting and not self._restoring:
-            self._set_out(now)
+        self._rollback.store_rolled_back(event.node)
+        self._go_on_rolling_back(now)
 
     def _set_out(self, now: float) -> None:
         self.phase = Phase.RUNNING
@@ -257,7 +215,7 @@ class ElasticExecutor:
         """Give the attempt up; `AttemptBegun` is what helps."""
         self.phase = Phase.FAILED
         self._moves.cancel()
-        self._receiver.clear()
+        self._data.receiver.clear()
         for task in self.tasks.values():
             task.forget_flights()
         self._emit(do.ReportFailure(self.epochs.attempt, reason))
@@ -272,18 +230,17 @@ class ElasticExecutor:
         self._next_task += 1
         self.tasks[task.id] = task
         self._emit(do.StartTask(event.node, task.id))
-        self._meter.set_cores(len(self.tasks), now)
+        self._data.meter.set_cores(len(self.tasks), now)
 
     def _on_task_started(self, event: ev.TaskStarted, now: float) -> None:
         task = self._require_task(event.task)
         if task.running:
             raise OutOfOrderError(f"task {task.id}", "be starting", task.status.value)
         task.status = TaskStatus.ACTIVE
-        task.slot = self._receiver.add_slot()
+        task.slot = self._data.receiver.add_slot()
         # A core that was granted is wanted: among many balanced tasks a new one without any load
         # would not lift δ over the usual threshold, and would get nothing.
-        self._count_work()
-        self._loads.update(now)
+        self._data.end_interval(now)
         self._arrange(now, threshold=min(_NEW_CORE_THRESHOLD, self.config.balance_threshold))
 
     def _on_core_taken(self, event: ev.CoreTaken, now: float) -> None:
@@ -306,7 +263,7 @@ class ElasticExecutor:
         """Let a leaving task go as soon as nothing depends on it."""
         if task.status is not TaskStatus.LEAVING or task.flights:
             return
-        awaited = task.id in self._resetting or task.id in self._flushing
+        awaited = task.id in self._rollback.resetting or task.id in self._flushing
         if not awaited and not self._moves.involved(task.id):
             self._end(task, now)
 
@@ -320,20 +277,20 @@ class ElasticExecutor:
 
     def _remove(self, task: TaskView, now: float) -> None:
         del self.tasks[task.id]
-        self._resetting.discard(task.id)
+        self._rollback.forget_task(task.id)
         self._moves.unplace(self.table.shards_of(task.id))
         if task.running:
-            self._receiver.free_slot(task.slot)
-        self._meter.set_cores(len(self.tasks), now)
+            self._data.receiver.free_slot(task.slot)
+        self._data.meter.set_cores(len(self.tasks), now)
 
     # Losses
 
     def _on_task_lost(self, event: ev.TaskLost, now: float) -> None:
         task = self._require_task(event.task)
-        self._lose([task], now)
+        self._remove(task, now)
         if self.phase is Phase.RUNNING and task.running:
             self._fail(f"task {task.id} on node {task.node!r} was lost")
-        self._go_on_without(now)
+        self._go_on_rolling_back(now)
 
     def _on_node_lost(self, event: ev.NodeLost, now: float) -> None:
         self._require_store(event.node)
@@ -348,196 +305,42 @@ class ElasticExecutor:
         self._stores.discard(event.node)
         self._state_bytes.pop(event.node, None)
         self._moves.forget_node(event.node)
-        self._restoring.discard(event.node)
-        self._lose(tasks, now)
-        if self.phase is Phase.RUNNING and needed:
-            self._fail(f"node {event.node!r} was lost with {len(tasks)} of the executor's tasks")
-        self._go_on_without(now)
-
-    def _lose(self, tasks: list[TaskView], now: float) -> None:
+        self._rollback.forget_node(event.node)
         for task in tasks:
             self._remove(task, now)
-
-    def _go_on_without(self, now: float) -> None:
-        """A loss while rolling back costs nothing: all state is in the stores or durable."""
-        if self.phase is Phase.ROLLING_BACK:
-            if not self._restoring:
-                self._roll_stores_back(now)
-            else:
-                self._finish_roll_back(now)
+        if self.phase is Phase.RUNNING and needed:
+            self._fail(f"node {event.node!r} was lost with {len(tasks)} of the executor's tasks")
+        self._go_on_rolling_back(now)
 
     # The data path
 
     def _on_tuples_arrived(self, event: ev.TuplesArrived, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
-        self._credits.require_credit(event.upstream)
-        if event.size < 0:
-            raise BadValueError(f"size of a batch from {event.upstream!r}", "be >= 0", event.size)
-        shards = event.shards
-        count = len(shards)
-        per_shard = self._count(shards)
-        if self.phase is not Phase.RUNNING:
-            return
-        self._credits.spend(event.upstream, event.size)
-        self._meter.arrived(count, event.size)
-        if not count:
-            self._return_credit({event.upstream: event.size})
-            return
-        self._inside += per_shard
-        self._receiver.arrive(event.upstream, event.batch, shards, event.size, now)
-        self._feed_all(now)
-
-    def _count(self, shards: ShardArray) -> npt.NDArray[np.intp]:
-        try:
-            per_shard = np.bincount(shards, minlength=self.config.shards)
-        except (TypeError, ValueError):  # not whole numbers, or negative ones
-            per_shard = None
-        if per_shard is None or len(per_shard) > self.config.shards:
-            raise UnknownShardError("shards", f"be 0 to {self.config.shards - 1}", shards)
-        return per_shard
-
-    def _feed_all(self, now: float) -> None:
-        for task in self.tasks.values():
-            if task.running and not task.full(self.config):
-                self._feed(task, now)
-
-    def _feed(self, task: TaskView, now: float) -> None:
-        """Fill the task's window from its queue."""
-        while self._receiver.queued(task.slot):
-            rows = task.room(self.config)
-            if rows == 0 or (not self._returns and self._outputs.blocked(_ANYBODY)):
-                return
-            parts, rows = self._receiver.take(task.slot, rows, one_upstream=self._returns)
-            flight = task.hand_over(ChunkId(self._next_chunk), parts, rows, now)
-            self._next_chunk += 1
-            self.epochs.touched = True
-            attempt, epoch = self.epochs.attempt, self.epochs.open
-            self._emit(do.Dispatch(task.id, attempt, epoch, flight.chunk, parts))
+        per_shard = self._data.require_tuples(event)
+        if self.phase is Phase.RUNNING:
+            self._data.arrive(event, per_shard, now)
 
     def _on_chunk_processed(self, event: ev.ChunkProcessed, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
         if self.phase is not Phase.RUNNING:
             return
         task = self._require_task(event.task)
-        flight = self._require_flight(task, event)
-        require_times(event.useful_s, event.row_seconds, flight.rows)
-        # Nothing is refused from here on.
-        task.answered(event.useful_s)
-        size_in = self._settle_inputs(flight, event.useful_s)
-        size_out = rows_out = 0
-        for output in event.outputs:
-            size_out += output.size
-            rows_out += output.rows
-        self._work.add(
-            task.id,
-            flight.parts,
-            flight.rows,
-            event.useful_s,
-            event.row_seconds,
-            size_in,
-            size_out,
-            rows_out,
-            now,
-        )
-        if self._work.full:
-            self._count_work()
-        self._take_outputs(event.outputs)
-        self._feed(task, now)
+        self._data.require_answer(task, event)
+        self._data.answered(task, event, now)
         self._try_to_end_epoch(now)
         self._retire(task, now)
 
-    def _count_work(self) -> None:
-        """Sum up what the tasks have done since the last time."""
-        done = self._work.take()
-        if done is not None:
-            self._inside -= done.rows
-            self._loads.add_totals(done.rows, done.seconds)
-            self._meter.add_work(done)
-
-    def _require_flight(self, task: TaskView, event: ev.ChunkProcessed) -> Flight:
-        if not task.flights or task.flights[0].chunk != event.chunk:
-            expected = f"be {task.flights[0].chunk}" if task.flights else "have been handed over"
-            raise OutOfOrderError(f"chunk answered by task {task.id}", expected, event.chunk)
-        flight = task.flights[0]
-        upstream = flight.parts[0].batch.upstream
-        for output in event.outputs:
-            self._outputs.require(output.destination)
-            if output.size < 0:
-                raise BadValueError("size of an output", "be at least 0", output.size)
-            if self._returns and output.destination != upstream:
-                raise OutOfOrderError(
-                    "output", f"return to {upstream!r}, who sent the input", output.destination
-                )
-        return flight
-
-    def _settle_inputs(self, flight: Flight, useful_s: float) -> int:
-        """Give credit back for what was processed; returns its bytes."""
-        finished: dict[Peer, int] = {}
-        for part in flight.parts:
-            batch = part.batch
-            done = batch.finish(part.count)
-            finished[batch.upstream] = finished.get(batch.upstream, 0) + done
-        size = sum(finished.values())
-        if size:
-            measured = useful_s / size
-            old = self._byte_s
-            self._byte_s = measured if old is None else old + 0.1 * (measured - old)
-        self._return_credit(finished)
-        return size
-
-    def _return_credit(self, finished: Mapping[Peer, int]) -> None:
-        limit = self._credit_bytes()
-        for upstream, size in finished.items():
-            self._credits.finish(upstream, size)
-            grant = self._credits.grant(upstream, self.epochs.attempt, limit)
-            if grant is not None:
-                self._emit(grant)
-
-    def _credit_bytes(self) -> int:
-        """Bounded in time and in bytes: `credit_s` of measured work per core."""
-        config = self.config
-        if not self._byte_s:
-            return config.min_credit_bytes
-        wanted = config.credit_s * max(1, len(self.tasks)) / self._byte_s
-        return int(min(max(wanted, config.min_credit_bytes), config.max_credit_bytes))
-
-    # Outputs
-
-    def _take_outputs(self, outputs: tuple[ev.Output, ...]) -> None:
-        destinations: dict[Peer, None] = {}
-        for output in outputs:
-            self._outputs.add(output)
-            destinations[output.destination] = None
-        for destination in destinations:
-            self._send(destination)
-            if self._returns and self._outputs.blocked(destination):
-                self._receiver.park(destination)
-
-    def _send(self, destination: Peer) -> None:
-        self._out += self._outputs.send(destination, self.epochs.attempt)
-
     def _on_credit_granted(self, event: ev.CreditGranted, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
-        self._outputs.require(event.destination)
-        self._outputs.require_rising(event.destination, event.total)
-        blocked = self._outputs.blocked(event.destination)
-        self._outputs.credit(event.destination, event.total)
-        self._send(event.destination)
-        if self._receiver.parked(event.destination):
-            if self._outputs.relieved(event.destination):
-                self._receiver.unpark(event.destination)
-                self._feed_all(now)
-                self._try_to_end_epoch(now)
-        elif blocked and not self._outputs.blocked(event.destination):
-            self._feed_all(now)
-            self._try_to_end_epoch(now)
+        self._data.require_credit(event)
+        self._data.credit(event, now)
+        self._try_to_end_epoch(now)
 
     # Moves
 
     def _on_balance_due(self, event: ev.BalanceDue, now: float) -> None:
         if self.phase is Phase.RUNNING:
-            self._count_work()
-            self._loads.update(now)
+            self._data.end_interval(now)
             self._arrange(now, threshold=self.config.balance_threshold)
 
     def _arrange(self, now: float, threshold: float = math.inf) -> None:
@@ -549,10 +352,8 @@ class ElasticExecutor:
         leaving = [task.id for task in running if task.status is TaskStatus.LEAVING]
         if math.isinf(threshold) and not leaving and not self.table.shards_of(None):
             return
-        config = self.config
-        self._count_work()
         plan = plan_reassignments(
-            self._loads.loads(self._inside, 0.0, config.backlog_horizon_s),
+            self._data.loads(),
             self._moves.planned_owners(),
             {task.id: task.node for task in running},
             threshold=threshold,
@@ -562,7 +363,7 @@ class ElasticExecutor:
         )
         for reassignment in plan.moves:
             forced = reassignment.source is None  # waiting tuples depend on it
-            if forced or len(self.moves) < config.max_moves:
+            if forced or len(self.moves) < self.config.max_moves:
                 self._move(reassignment.shard, reassignment.destination, now)
         if not math.isinf(threshold) and plan.hot != self._hot:
             self._hot = plan.hot
@@ -574,7 +375,7 @@ class ElasticExecutor:
 
     def _after_moves(self, now: float) -> None:
         """Some shard may have found its task: its tuples flow, and nothing may wait for it."""
-        self._feed_all(now)
+        self._data.feed_all(now)
         self._try_to_end_epoch(now)
 
     def _on_move_asked(self, event: ev.MoveAsked, now: float) -> None:
@@ -630,14 +431,14 @@ class ElasticExecutor:
 
     def _on_marker_arrived(self, event: ev.MarkerArrived, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
-        self._credits.require(event.upstream)
+        self._data.credits.require(event.upstream)
         if self.phase is not Phase.RUNNING:
             return
         self.epochs.require_marker(event.upstream, event.epoch)
         if self.epochs.prepared is not None:  # a next epoch ends only after the commit of this
             self._commit()
         self.epochs.marked.add(event.upstream)
-        self._receiver.wait_ahead(event.upstream)
+        self._data.receiver.wait_ahead(event.upstream)
         self._try_to_end_epoch(now)
 
     def _try_to_end_epoch(self, now: float) -> None:
@@ -648,7 +449,7 @@ class ElasticExecutor:
             return
         self._moves.labels_wait = True
         unplaced = None in self.table.owners
-        if not self._receiver.empty or self._moves.holding or unplaced:
+        if not self._data.receiver.empty or self._moves.holding or unplaced:
             return
         running = [task.id for task in self.tasks.values() if task.running]
         self.epochs.flushing = set(running)
@@ -673,16 +474,13 @@ class ElasticExecutor:
             assert home is not None  # an epoch ends only when every shard is placed
             shards_on.setdefault(home, []).append(ShardId(shard))
         epoch = self.epochs.seal(set(shards_on))
-        self._outputs.end_epoch(epoch)
-        for destination in self._outputs.destinations:
-            self._send(destination)
+        self._data.end_epoch(epoch)
         for node, shards in sorted(shards_on.items()):
             self._emit(do.PersistIncrement(node, self.epochs.attempt, epoch, tuple(shards)))
         self._moves.labels_wait = False
-        self._receiver.next_epoch()
         self._moves.send_waiting_labels(now)
         self._arrange(now)
-        self._feed_all(now)
+        self._data.feed_all(now)
         self._retire_all(now)
 
     def _on_increment_persisted(self, event: ev.IncrementPersisted, now: float) -> None:
@@ -721,14 +519,14 @@ class ElasticExecutor:
 
     def _on_offer_measured(self, event: ev.OfferMeasured, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
-        self._credits.require(event.upstream)
-        self._meter.offered(event.sent_rows, event.blocked_share)
+        self._data.credits.require(event.upstream)
+        self._data.meter.offered(event.sent_rows, event.blocked_share)
 
     def _on_state_measured(self, event: ev.StateMeasured, now: float) -> None:
         self._require_store(event.node)
         _require_size("state", event.size)
         self._state_bytes[event.node] = event.size
-        self._meter.state_bytes(sum(self._state_bytes.values()))
+        self._data.meter.state_bytes(sum(self._state_bytes.values()))
 
     # Odds and ends
 
@@ -747,8 +545,6 @@ class ElasticExecutor:
 
 
 _NEW_CORE_THRESHOLD = 1.05
-
-_ANYBODY = Peer("")  # forwarded outputs wait on nobody's account in particular
 
 
 def _require_size(what: str, size: int) -> None:

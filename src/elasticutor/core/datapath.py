@@ -1,0 +1,257 @@
+"""The way of tuples through an executor: in by credit, out to the tasks in chunks, on by credit.
+
+It knows tasks only as places with a queue and a window, and nothing of moves or epochs but the
+number of the one that is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
+from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.epochs import Epochs
+from elasticutor.core.flow import InputCredits, Outputs
+from elasticutor.core.ids import ChunkId, Epoch, Peer, TaskId
+from elasticutor.core.load import FloatArray, ShardLoads
+from elasticutor.core.metrics import ExecutorMetrics, Meter
+from elasticutor.core.receiver import Receiver
+from elasticutor.core.tasks import Flight, TaskView
+from elasticutor.core.work import WorkLog, require_times
+from elasticutor.errors import BadValueError, OutOfOrderError, UnknownShardError
+
+_ANYBODY = Peer("")  # forwarded outputs wait on nobody's account in particular
+_SMOOTHING = 0.1  # weight of the newest chunk in the executor's cost per byte
+
+
+class DataPath:
+    """Receiver, windows, emitter and the measurements taken on the way."""
+
+    def __init__(
+        self,
+        config: ExecutorConfig,
+        tasks: Mapping[TaskId, TaskView],
+        epochs: Epochs,
+        emit: Callable[[do.Instruction], None],
+        now: float,
+    ) -> None:
+        self.receiver = Receiver(config.shards)
+        self.meter = Meter(config.shards, now, cores=0)
+        self.credits = InputCredits([], first=0)
+        self.outputs = Outputs([], first=0, limit=config.output_bytes, returned=False)
+        self._config = config
+        self._returns = config.outputs == "return"
+        self._tasks = tasks
+        self._epochs = epochs
+        self._emit = emit
+        self._next_chunk = 0
+        self._inside = np.zeros(config.shards, dtype=np.int64)  # tuples not processed, per shard
+        self._work = WorkLog(config.shards)
+        self._loads = ShardLoads(config.shards, config.load_half_life_s, now)
+        self._byte_s: float | None = None  # measured seconds per byte of input
+
+    def open(self, upstreams: Iterable[Peer], destinations: Iterable[Peer]) -> None:
+        """Start an attempt, with nothing under way."""
+        config = self._config
+        self.credits = InputCredits(upstreams, first=config.min_credit_bytes)
+        self.outputs = Outputs(
+            upstreams if self._returns else destinations,
+            first=config.min_credit_bytes,
+            limit=config.output_bytes,
+            returned=self._returns,
+        )
+        self.receiver.clear()
+        self._count_work()
+        self._inside[:] = 0
+
+    # In
+
+    def require_tuples(self, event: ev.TuplesArrived) -> npt.NDArray[np.intp]:
+        """Refuse a batch that cannot be; returns its tuples per shard."""
+        self.credits.require_credit(event.upstream)
+        if event.size < 0:
+            raise BadValueError(f"size of a batch from {event.upstream!r}", "be >= 0", event.size)
+        most = self._config.shards
+        try:
+            per_shard = np.bincount(event.shards, minlength=most)
+        except (TypeError, ValueError):  # not whole numbers, or negative ones
+            per_shard = None
+        if per_shard is None or len(per_shard) > most:
+            raise UnknownShardError("shards", f"be 0 to {most - 1}", event.shards)
+        return per_shard
+
+    def arrive(self, event: ev.TuplesArrived, per_shard: npt.NDArray[np.intp], now: float) -> None:
+        """Take a batch in."""
+        self.credits.spend(event.upstream, event.size)
+        self.meter.arrived(len(event.shards), event.size)
+        if not len(event.shards):
+            self._return_credit({event.upstream: event.size})
+            return
+        self._inside += per_shard
+        self.receiver.arrive(event.upstream, event.batch, event.shards, event.size, now)
+        self.feed_all(now)
+
+    # To the tasks and back
+
+    def feed_all(self, now: float) -> None:
+        """Fill every task's window."""
+        for task in self._tasks.values():
+            if task.running and not task.full(self._config):
+                self.feed(task, now)
+
+    def feed(self, task: TaskView, now: float) -> None:
+        """Fill a task's window from its queue."""
+        while self.receiver.queued(task.slot):
+            rows = task.room(self._config)
+            if rows == 0 or (not self._returns and self.outputs.blocked(_ANYBODY)):
+                return
+            parts, rows = self.receiver.take(task.slot, rows, one_upstream=self._returns)
+            flight = task.hand_over(ChunkId(self._next_chunk), parts, rows, now)
+            self._next_chunk += 1
+            self._epochs.touched = True
+            attempt, epoch = self._epochs.attempt, self._epochs.open
+            self._emit(do.Dispatch(task.id, attempt, epoch, flight.chunk, parts))
+
+    def require_answer(self, task: TaskView, event: ev.ChunkProcessed) -> None:
+        """Refuse an answer that is not the next one of the task, or cannot be."""
+        if not task.flights or task.flights[0].chunk != event.chunk:
+            expected = f"be {task.flights[0].chunk}" if task.flights else "have been handed over"
+            raise OutOfOrderError(f"chunk answered by task {task.id}", expected, event.chunk)
+        flight = task.flights[0]
+        require_times(event.useful_s, event.row_seconds, flight.rows)
+        upstream = flight.parts[0].batch.upstream
+        for output in event.outputs:
+            self.outputs.require(output.destination)
+            if output.size < 0 or output.rows < 0:
+                got = (output.size, output.rows)
+                raise BadValueError("size and rows of an output", "be at least 0", got)
+            if self._returns and output.destination != upstream:
+                raise OutOfOrderError(
+                    "output", f"return to {upstream!r}, who sent the input", output.destination
+                )
+
+    def answered(self, task: TaskView, event: ev.ChunkProcessed, now: float) -> None:
+        """A task is done with its oldest chunk."""
+        flight = task.answered(event.useful_s)
+        size_in = self._settle_inputs(flight, event.useful_s)
+        size_out = rows_out = 0
+        for output in event.outputs:
+            size_out += output.size
+            rows_out += output.rows
+        self._work.add(
+            task.id,
+            flight.parts,
+            flight.rows,
+            event.useful_s,
+            event.row_seconds,
+            size_in,
+            size_out,
+            rows_out,
+            now,
+        )
+        if self._work.full:
+            self._count_work()
+        self._take_outputs(event.outputs)
+        self.feed(task, now)
+
+    def _settle_inputs(self, flight: Flight, useful_s: float) -> int:
+        """Give credit back for what was processed; returns its bytes."""
+        finished: dict[Peer, int] = {}
+        for part in flight.parts:
+            batch = part.batch
+            done = batch.finish(part.count)
+            finished[batch.upstream] = finished.get(batch.upstream, 0) + done
+        size = sum(finished.values())
+        if size:
+            measured = useful_s / size
+            old = self._byte_s
+            self._byte_s = measured if old is None else old + _SMOOTHING * (measured - old)
+        self._return_credit(finished)
+        return size
+
+    def _return_credit(self, finished: Mapping[Peer, int]) -> None:
+        limit = self._credit_bytes()
+        for upstream, size in finished.items():
+            self.credits.finish(upstream, size)
+            grant = self.credits.grant(upstream, self._epochs.attempt, limit)
+            if grant is not None:
+                self._emit(grant)
+
+    def _credit_bytes(self) -> int:
+        """Bounded in time and in bytes: `credit_s` of measured work per core."""
+        config = self._config
+        if not self._byte_s:
+            return config.min_credit_bytes
+        wanted = config.credit_s * max(1, len(self._tasks)) / self._byte_s
+        return int(min(max(wanted, config.min_credit_bytes), config.max_credit_bytes))
+
+    # Out
+
+    def require_credit(self, event: ev.CreditGranted) -> None:
+        """Refuse a credit of a stranger, or one below an earlier one."""
+        self.outputs.require(event.destination)
+        self.outputs.require_rising(event.destination, event.total)
+
+    def credit(self, event: ev.CreditGranted, now: float) -> None:
+        """A destination takes more outputs: send them, and go on with what they had stopped."""
+        destination = event.destination
+        blocked = self.outputs.blocked(destination)
+        self.outputs.credit(destination, event.total)
+        self._send(destination)
+        if self.receiver.parked(destination):
+            if self.outputs.relieved(destination):
+                self.receiver.unpark(destination)
+                self.feed_all(now)
+        elif blocked and not self.outputs.blocked(destination):
+            self.feed_all(now)
+
+    def end_epoch(self, epoch: Epoch) -> None:
+        """All outputs of the epoch are here: mark its end behind them, and go on with the next."""
+        self.outputs.end_epoch(epoch)
+        for destination in self.outputs.destinations:
+            self._send(destination)
+        self.receiver.next_epoch()
+
+    def _take_outputs(self, outputs: tuple[ev.Output, ...]) -> None:
+        destinations: dict[Peer, None] = {}
+        for output in outputs:
+            self.outputs.add(output)
+            destinations[output.destination] = None
+        for destination in destinations:
+            self._send(destination)
+            if self._returns and self.outputs.blocked(destination):
+                self.receiver.park(destination)
+
+    def _send(self, destination: Peer) -> None:
+        for instruction in self.outputs.send(destination, self._epochs.attempt):
+            self._emit(instruction)
+
+    # Measured on the way
+
+    def measure(self, now: float) -> ExecutorMetrics:
+        """What was measured since the last time, up to now."""
+        self._count_work()
+        metrics = self.meter.snapshot(now)
+        self.meter.reset(now)
+        return metrics
+
+    def loads(self) -> FloatArray:
+        """The load of each shard, in cores: work as of the last interval, and backlog."""
+        self._count_work()
+        return self._loads.loads(self._inside, 0.0, self._config.backlog_horizon_s)
+
+    def end_interval(self, now: float) -> None:
+        """Fold what was done since the last interval into the loads."""
+        self._count_work()
+        self._loads.update(now)
+
+    def _count_work(self) -> None:
+        done = self._work.take()
+        if done is not None:
+            self._inside -= done.rows
+            self._loads.add_totals(done.rows, done.seconds)
+            self.meter.add_work(done)
