@@ -175,7 +175,7 @@ def test_another_process_with_another_hash_seed_gives_the_same_hashes(seed: str)
         from elasticutor.core.keys import key_hashes
         print(key_hashes(pa.array(["Oslo", "Rome", None]), pa.array([1.5, 2.5, 3.5])).tolist())
         """
-    run = subprocess.run(  # noqa: S603 - this very interpreter, and a script of our own
+    run = subprocess.run(
         [sys.executable, "-c", script],
         env={**os.environ, "PYTHONHASHSEED": seed},
         capture_output=True,

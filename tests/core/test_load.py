@@ -198,7 +198,6 @@ def test_refusals_leave_everything_as_it_was() -> None:
     loads.add(ints(1), 0.25)
     before = state_of(loads)
 
-    ok = floats(1, 1, 1, 1)
     for now in (10.9, math.nan, math.inf, -math.inf):
         with pytest.raises(BadValueError, match="now"):
             loads.update(now)

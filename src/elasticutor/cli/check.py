@@ -76,6 +76,7 @@ def _check_many(seeds: range, processes: int | None, as_json: bool) -> None:
             progress.update(bar, completed=result.seeds, description=text)
 
         try:
+            note(f"checking seeds {seeds.start} to {seeds.stop - 1}")
             run_seeds(seeds, processes=processes, progress=show)
         except KeyboardInterrupt:
             progress.stop()

@@ -420,6 +420,7 @@ class ElasticExecutor:
             self._retire(source, now)
 
     def _on_shard_dropped(self, event: ev.ShardDropped, now: float) -> None:
+        self._require_store(event.node)
         self._moves.dropped(event.node, event.shard)
         self._arrange(now)
 

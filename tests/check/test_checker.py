@@ -1,0 +1,122 @@
+"""The checker itself: what it runs through, that it replays, and that it finds bugs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from elasticutor.check.mutants import ALL, ESSENTIAL, Mutant
+from elasticutor.check.runner import CheckResult, run_seed, run_seeds
+from elasticutor.check.scenario import draw
+from elasticutor.check.trace import Trace
+
+_TELL = """
+import hashlib, sys
+from elasticutor.check.runner import run_seed
+from elasticutor.check.trace import Trace
+for seed in map(int, sys.argv[1:]):
+    trace = Trace()
+    run_seed(seed, trace)
+    print(seed, len(trace.lines), hashlib.sha256("\\n".join(trace.lines).encode()).hexdigest())
+"""
+
+
+@pytest.fixture(scope="module")
+def two_hundred() -> CheckResult:
+    return run_seeds(range(200), processes=2)
+
+
+def test_no_seed_goes_wrong(two_hundred: CheckResult) -> None:
+    assert [(bad.seed, bad.violations) for bad in two_hundred.failures] == []
+    assert two_hundred.seeds == 200
+
+
+@pytest.mark.parametrize(
+    ("what", "least"),
+    [
+        ("moves", 2000),
+        ("moves_remote", 500),
+        ("moves_at_epoch_end", 200),
+        ("relocations", 100),
+        ("epochs", 500),
+        ("aborts", 100),
+        ("aborts_mid_move", 20),
+        ("rollbacks_after_prepare", 20),
+        ("lost_tasks", 40),
+        ("lost_nodes", 10),
+        ("lost_executors", 5),
+        ("cores_granted", 100),
+        ("cores_taken", 100),
+        ("refused_StaleAttemptError", 100),
+    ],
+)
+def test_every_kind_of_trouble_happens_often(
+    two_hundred: CheckResult, what: str, least: int
+) -> None:
+    assert two_hundred.counts[what] >= least
+
+
+def test_a_seed_has_a_thousand_tuples_on_average(two_hundred: CheckResult) -> None:
+    assert two_hundred.counts["tuples"] / two_hundred.seeds >= 1000
+
+
+def test_seeds_cover_both_ways_of_driving_epochs_and_every_style_of_state() -> None:
+    scenarios = [draw(seed) for seed in range(60)]
+    assert {scenario.batches for scenario in scenarios} == {True, False}
+    styles = {operator.style for scenario in scenarios for operator in scenario.operators}
+    assert styles == {"in place", "set", "clearing"}
+    assert max(len(scenario.operators) for scenario in scenarios) == 4
+    assert any(len(operator.downstream) == 2 for s in scenarios for operator in s.operators)
+
+
+def test_the_same_seed_is_the_same_run_in_every_process() -> None:
+    seeds = ["0", "1", "2", "5"]
+    stories = set()
+    for hash_seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        told = subprocess.run(
+            [sys.executable, "-c", _TELL, *seeds],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        )
+        stories.add(told.stdout)
+    (story,) = stories
+    assert len(story.splitlines()) == len(seeds)
+
+
+def test_tracing_changes_nothing() -> None:
+    for seed in (0, 1):
+        assert run_seed(seed, Trace()).counts == run_seed(seed).counts
+
+
+def test_a_trace_tells_who_was_told_what_and_what_came_of_it() -> None:
+    trace = Trace()
+    run_seed(0, trace)
+    assert any("AttemptBegun attempt=1" in line for line in trace.lines)
+    assert any("→ Dispatch task=" in line for line in trace.lines)
+    assert any("ReportMove move=" in line for line in trace.lines)
+    assert max(len(line) for line in trace.lines) < 1000
+
+
+@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+def test_a_bug_put_in_by_hand_is_found_within_300_seeds(mutant: Mutant) -> None:
+    assert mutant.found_after(300) is not None
+
+
+def test_there_are_eight_essential_mutants() -> None:
+    assert len({mutant.name for mutant in ESSENTIAL}) == 8
+    assert len({mutant.name for mutant in ALL}) == len(ALL)
+
+
+def test_a_mutant_leaves_no_trace_behind() -> None:
+    before = run_seed(0)
+    ESSENTIAL[0].found_after(1)
+    after = run_seed(0)
+    assert after.violations == before.violations == ()
+    assert after.counts == before.counts

@@ -1,0 +1,119 @@
+"""The command line, as a person or a script meets it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from elasticutor import __version__
+from elasticutor.check.mutants import ESSENTIAL
+from elasticutor.cli.app import app
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def test_version_is_printed() -> None:
+    assert run("--version").output.strip() == f"elasticutor {__version__}"
+
+
+@pytest.mark.parametrize("words", [(), ("check",), ("bench",), ("bench", "core"), ("demo",)])
+def test_help_reads_well(words: tuple[str, ...]) -> None:
+    result = run(*words, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_check_prints_figures_as_json() -> None:
+    result = run("check", "--seeds", "6", "--processes", "1", "--json")
+    assert result.exit_code == 0
+    figures = json.loads(result.stdout)
+    assert figures["seeds"] == 6
+    assert figures["violations"] == 0
+    assert figures["moves"] > 0
+
+
+def test_check_runs_one_seed_and_tells_its_story() -> None:
+    result = run("check", "--seed", "3", "--trace")
+    assert result.exit_code == 0
+    assert "AttemptBegun" in result.stdout
+
+
+def test_check_story_does_not_mix_with_json() -> None:
+    result = run("check", "--seed", "3", "--trace", "--json")
+    assert json.loads(result.stdout)["seeds"] == 1
+
+
+def test_check_fails_with_1_and_says_how_to_replay() -> None:
+    with ESSENTIAL[0].injected():
+        result = run("check", "--seeds", "4", "--processes", "1")
+    assert result.exit_code == 1
+    assert "elasticutor check --seed" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("check", "--seeds", "0"), "--seeds"),
+        (("check", "--trace"), "--seed K"),
+        (("bench", "core", "--tasks", "0"), "--tasks"),
+        (("demo", "--seed", "-1"), "--seed"),
+    ],
+)
+def test_bad_options_are_refused_with_2(words: tuple[str, ...], complaint: str) -> None:
+    result = run(*words)
+    assert result.exit_code == 2
+    assert complaint in result.stderr
+
+
+def test_bench_core_prints_figures_as_json() -> None:
+    result = run("bench", "core", "--rounds", "1", "--shards", "16", "--tasks", "2", "--json")
+    assert result.exit_code == 0
+    figures = json.loads(result.stdout)
+    assert figures["us_per_chunk"] > 0
+    assert figures["shards"] == 16
+
+
+def test_demo_tells_the_story_step_by_step(tmp_path: Path) -> None:
+    picture = tmp_path / "hot.svg"
+    result = run("demo", "--plot", str(picture))
+    assert result.exit_code == 0
+    for step in ("steady load", "turns hot", "absorbed", "without balancing"):
+        assert step in result.stdout
+    assert picture.read_text().startswith("<?xml")
+
+
+def test_demo_prints_figures_as_json_and_balancing_helps() -> None:
+    figures = json.loads(run("demo", "--json").stdout)
+    balanced, static = figures["balanced"], figures["static"]
+    assert balanced["moves"] > 0
+    assert static["moves"] == 0
+    assert balanced["recovery_s"] is not None
+    assert static["recovery_s"] is None
+    assert balanced["p99_ms_second_second"] * 5 < static["p99_ms_second_second"]
+
+
+def test_ctrl_c_ends_a_check_cleanly_with_what_was_found() -> None:
+    words = [sys.executable, "-m", "elasticutor", "check", "--seeds", "100000", "--json"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        assert "checking seeds 0 to 99999" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        # Ends only when every process that holds the pipes has ended, so the workers too.
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted after" in err
+    assert "Traceback" not in err
+    assert json.loads(out)["violations"] == 0

@@ -1,0 +1,73 @@
+"""Who may import whom: what keeps the core pure."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import elasticutor
+
+ROOT = Path(elasticutor.__file__).parent
+IMPURE = {
+    "asyncio",
+    "io",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "pyspark",
+    "queue",
+    "random",
+    "secrets",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+    "zmq",
+}
+
+
+def modules(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize("path", modules("core") + modules("state"), ids=lambda path: path.stem)
+def test_core_and_state_have_no_clock_no_randomness_and_no_io(path: Path) -> None:
+    assert not {name.split(".")[0] for name in imports(path)} & IMPURE
+
+
+@pytest.mark.parametrize("path", modules("core") + modules("state"), ids=lambda path: path.stem)
+def test_core_and_state_know_nothing_of_those_who_drive_them(path: Path) -> None:
+    ours = {name for name in imports(path) if name.startswith("elasticutor.")}
+    allowed = ("elasticutor.core", "elasticutor.state", "elasticutor.errors")
+    assert all(name.startswith(allowed) for name in ours)
+
+
+def test_only_the_spark_package_imports_pyspark() -> None:
+    for path in ROOT.rglob("*.py"):
+        if "spark" not in path.relative_to(ROOT).parts:
+            assert "pyspark" not in {name.split(".")[0] for name in imports(path)}, path
+
+
+def test_working_with_the_core_loads_neither_the_command_line_nor_matplotlib() -> None:
+    code = (
+        "import sys, elasticutor.core.executor, elasticutor.check.runner; "
+        "print([m for m in ('typer', 'rich', 'matplotlib', 'pyspark') if m in sys.modules])"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert told.stdout.strip() == "[]"
