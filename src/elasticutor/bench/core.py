@@ -8,6 +8,7 @@ measurement. Balancing is timed on its own, since it comes ten times a second an
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class CoreBench:
     rounds: int
     shards: int
     tasks: int
+    batch_rows: int
+    row_us: float
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
@@ -55,11 +58,19 @@ class CoreBench:
             "rounds": self.rounds,
             "shards": self.shards,
             "tasks": self.tasks,
+            "batch_rows": self.batch_rows,
+            "row_us": self.row_us,
         }
 
 
 def bench_core(
-    *, shards: int = 256, tasks: int = 8, rounds: int = 30, batch_rows: int = 1024, seed: int = 1
+    *,
+    shards: int = 256,
+    tasks: int = 8,
+    rounds: int = 30,
+    batch_rows: int = 1024,
+    row_us: float = 5.0,
+    seed: int = 1,
 ) -> CoreBench:
     """Measure the core's logic per chunk.
 
@@ -68,12 +79,16 @@ def bench_core(
         tasks: Its cores.
         rounds: Measurements; each is of some thousand chunks.
         batch_rows: Tuples per arriving batch; Zipf-skewed over the shards.
+        row_us: What the operator takes per tuple: it decides how large chunks are.
         seed: For the shards of the tuples.
     """
-    for name, value in (("shards", shards), ("tasks", tasks), ("rounds", rounds)):
+    counts = {"shards": shards, "tasks": tasks, "rounds": rounds, "batch_rows": batch_rows}
+    for name, value in counts.items():
         if value < 1:
             raise BadValueError(name, "be at least 1", value)
-    rig = _Rig(shards, tasks, batch_rows, seed)
+    if not 0 < row_us < math.inf:
+        raise BadValueError("row_us", "be finite and more than 0", row_us)
+    rig = _Rig(shards, tasks, batch_rows, row_us * 1e-6, seed)
     for _ in range(3):
         rig.round()  # costs are learnt, chunks find their size
     rig.forget()
@@ -90,13 +105,15 @@ def bench_core(
         rounds=rounds,
         shards=shards,
         tasks=tasks,
+        batch_rows=batch_rows,
+        row_us=row_us,
     )
 
 
 class _Rig:
     """An executor whose tasks answer as soon as their virtual work is done."""
 
-    def __init__(self, shards: int, tasks: int, batch_rows: int, seed: int) -> None:
+    def __init__(self, shards: int, tasks: int, batch_rows: int, row_s: float, seed: int) -> None:
         rng = np.random.default_rng(seed)
         weights = 1.0 / np.arange(1, shards + 1) ** 0.5
         self._batches = [
@@ -105,7 +122,7 @@ class _Rig:
         ]
         config = ExecutorConfig(shards=shards)
         self._executor = ElasticExecutor(config, NodeId("n0"), now=0.0)
-        self._row_s = 5e-6
+        self._row_s = row_s
         self._now = 0.0
         self._seconds = 0.0
         self._due: deque[do.Dispatch] = deque()

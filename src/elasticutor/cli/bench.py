@@ -24,10 +24,13 @@ def core(
     tasks: Annotated[int, typer.Option(min=1, help="Its cores.")] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Measurements to take.")] = 30,
     batch_rows: Annotated[int, typer.Option(min=1, help="Tuples per arriving batch.")] = 1024,
+    row_us: Annotated[float, typer.Option(help="What the operator takes per tuple, in µs.")] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
 ) -> None:
     """What the core's logic costs per chunk, in microseconds; no process, no socket."""
-    result = bench_core(shards=shards, tasks=tasks, rounds=rounds, batch_rows=batch_rows)
+    result = bench_core(
+        shards=shards, tasks=tasks, rounds=rounds, batch_rows=batch_rows, row_us=row_us
+    )
     if as_json:
         print_json(result.as_dict())
         return

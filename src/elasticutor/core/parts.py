@@ -27,7 +27,7 @@ class Batch:
         self.number = number
         self.upstream = upstream
         self.content = content
-        """Opaque: whatever the host handed in."""
+        """Opaque: whatever the host handed in; None once all of it is processed."""
         self.rows = rows
         self.size = size
         self.arrived_at = arrived_at
@@ -37,6 +37,8 @@ class Batch:
         """Count tuples as processed; returns the bytes that go with them, exactly in the sum."""
         before = self.size * self.done // self.rows
         self.done += rows
+        if self.done == self.rows:
+            self.content = None  # a part that is kept for its numbers keeps no tuples
         return self.size * self.done // self.rows - before
 
 

@@ -7,14 +7,14 @@ chunks at once it takes next to nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from elasticutor.core.ids import TaskId
 from elasticutor.core.load import FloatArray, require_amounts
-from elasticutor.core.parts import Part, ShardArray
+from elasticutor.core.parts import Part
 from elasticutor.errors import BadValueError
 
 _FULL = 64  # chunks
@@ -39,15 +39,6 @@ class WorkDone:
     """… and how many tuples each of these is for."""
 
 
-@dataclass(slots=True)
-class _Pile:
-    """Chunks of one task whose time is known as a whole."""
-
-    shards: list[ShardArray] = field(default_factory=list)
-    rows: int = 0
-    useful_s: float = 0.0
-
-
 class WorkLog:
     """Chunks that were processed and are not summed yet.
 
@@ -70,11 +61,9 @@ class WorkLog:
         self._clear()
 
     def _clear(self) -> None:
-        self._piles: dict[TaskId, _Pile] = {}
-        self._timed: list[tuple[ShardArray, FloatArray]] = []
-        self._waits_s: list[float] = []
-        self._wait_counts: list[int] = []
-        self._chunks = 0
+        self._untimed: dict[TaskId, list[tuple[list[Part], float]]] = {}
+        self._timed: list[tuple[list[Part], FloatArray]] = []
+        self._answers: list[tuple[list[Part], float]] = []
         self._count = 0
         self._useful_s = 0.0
         self._bytes_in = 0
@@ -84,7 +73,7 @@ class WorkLog:
     @property
     def full(self) -> bool:
         """Whether it is time to sum up."""
-        return self._chunks >= _FULL
+        return len(self._answers) >= _FULL
 
     def add(
         self,
@@ -99,20 +88,13 @@ class WorkLog:
         now: float,
     ) -> None:
         """Note a chunk."""
-        # Not the parts themselves: they would keep their batches in memory.
-        shards = [part.shards for part in parts]
-        if row_seconds is None:
-            pile = self._piles.get(task)
-            if pile is None:
-                pile = self._piles[task] = _Pile()
-            pile.shards += shards
-            pile.rows += rows
-            pile.useful_s += useful_s
+        if row_seconds is not None:
+            self._timed.append((parts, row_seconds))
+        elif task in self._untimed:
+            self._untimed[task].append((parts, useful_s))
         else:
-            self._timed.append((np.concatenate(shards), row_seconds))
-        self._waits_s += [now - part.batch.arrived_at for part in parts]
-        self._wait_counts += [part.count for part in parts]
-        self._chunks += 1
+            self._untimed[task] = [(parts, useful_s)]
+        self._answers.append((parts, now))
         self._count += rows
         self._useful_s += useful_s
         self._bytes_in += bytes_in
@@ -121,16 +103,10 @@ class WorkLog:
 
     def take(self) -> WorkDone | None:
         """The sum of what was noted since the last time; None if that is nothing."""
-        if not self._chunks:
+        if not self._answers:
             return None
-        rows, seconds = np.zeros(self._shards, dtype=np.intp), np.zeros(self._shards)
-        for pile in self._piles.values():
-            counted = np.bincount(np.concatenate(pile.shards), minlength=self._shards)
-            rows += counted
-            seconds += counted * (pile.useful_s / pile.rows)
-        for shards, row_seconds in self._timed:
-            rows += np.bincount(shards, minlength=self._shards)
-            seconds += np.bincount(shards, row_seconds, self._shards)
+        rows, seconds = self._sum_up()
+        waits = [now - part.batch.arrived_at for parts, now in self._answers for part in parts]
         done = WorkDone(
             rows=rows,
             seconds=seconds,
@@ -139,11 +115,24 @@ class WorkLog:
             bytes_in=self._bytes_in,
             bytes_out=self._bytes_out,
             rows_out=self._rows_out,
-            waits_s=np.array(self._waits_s),
-            wait_counts=np.array(self._wait_counts),
+            waits_s=np.array(waits),
+            wait_counts=np.array([part.count for parts, _ in self._answers for part in parts]),
         )
         self._clear()
         return done
+
+    def _sum_up(self) -> tuple[npt.NDArray[np.intp], FloatArray]:
+        rows, seconds = np.zeros(self._shards, dtype=np.intp), np.zeros(self._shards)
+        for chunks in self._untimed.values():
+            shards = np.concatenate([part.shards for parts, _ in chunks for part in parts])
+            counted = np.bincount(shards, minlength=self._shards)
+            rows += counted
+            seconds += counted * (sum(useful_s for _, useful_s in chunks) / len(shards))
+        for parts, row_seconds in self._timed:
+            shards = np.concatenate([part.shards for part in parts])
+            rows += np.bincount(shards, minlength=self._shards)
+            seconds += np.bincount(shards, row_seconds, self._shards)
+        return rows, seconds
 
 
 def require_times(useful_s: float, row_seconds: FloatArray | None, rows: int) -> None:

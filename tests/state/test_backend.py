@@ -1,0 +1,184 @@
+"""What every backend promises; a new one joins by an entry in BACKENDS."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticutor.core.ids import ShardId
+from elasticutor.state.backend import MISSING, Backend, MemoryBackend, Value
+
+OpenBackend = Callable[[], AbstractContextManager[Backend]]
+
+S0, S1, S2 = ShardId(0), ShardId(1), ShardId(2)
+LONG = b"x" * 600  # longer than some stores take as a key
+
+
+@contextmanager
+def memory() -> Iterator[Backend]:
+    yield MemoryBackend()
+
+
+BACKENDS: list[OpenBackend] = [memory]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    with request.param() as backend:
+        yield backend
+
+
+def test_an_empty_backend_has_nothing(backend: Backend) -> None:
+    assert backend.get("t", S0, b"k") is MISSING
+    assert backend.scan("t", S0) == []
+    assert backend.shards("t") == ()
+
+
+def test_a_record_is_read_as_it_was_put(backend: Backend) -> None:
+    backend.put("t", S0, [(b"k", b"value"), (b"empty", b""), (b"", b"of the empty key")])
+    assert backend.get("t", S0, b"k") == b"value"
+    assert backend.get("t", S0, b"empty") == b""
+    assert backend.get("t", S0, b"") == b"of the empty key"
+
+
+def test_a_deleted_record_is_there_and_a_missing_one_is_not(backend: Backend) -> None:
+    backend.put("t", S0, [(b"gone", None)])
+    assert backend.get("t", S0, b"gone") is None
+    assert backend.get("t", S0, b"never") is MISSING
+    assert backend.scan("t", S0) == [(b"gone", None)]
+    assert backend.shards("t") == (S0,)
+
+
+def test_put_writes_over_values_and_deletions(backend: Backend) -> None:
+    backend.put("t", S0, [(b"a", b"1"), (b"b", None), (b"c", b"1")])
+    backend.put("t", S0, [(b"a", None), (b"b", b"2")])
+    assert backend.scan("t", S0) == [(b"a", None), (b"b", b"2"), (b"c", b"1")]
+
+
+def test_put_and_remove_take_what_can_be_read_only_once(backend: Backend) -> None:
+    backend.put("t", S0, ((key, key) for key in (b"a", b"b", b"c")))
+    backend.remove("t", S0, (key for key in (b"a", b"c")))
+    assert backend.scan("t", S0) == [(b"b", b"b")]
+
+
+def test_put_without_items_makes_no_shard(backend: Backend) -> None:
+    backend.put("t", S0, [])
+    assert backend.shards("t") == ()
+
+
+def test_remove_leaves_no_trace_and_minds_no_absence(backend: Backend) -> None:
+    backend.put("t", S0, [(b"a", b"1"), (b"b", b"2")])
+    backend.remove("t", S0, [b"a", b"never"])
+    backend.remove("t", S1, [b"b"])
+    backend.remove("u", S0, [b"b"])
+    assert backend.get("t", S0, b"a") is MISSING
+    assert backend.scan("t", S0) == [(b"b", b"2")]
+
+
+def test_long_keys_with_a_common_beginning_are_different_keys(backend: Backend) -> None:
+    backend.put("t", S0, [(LONG + b"a", b"1"), (LONG + b"b", b"2"), (LONG, b"3")])
+    backend.remove("t", S0, [LONG + b"b"])
+    assert backend.get("t", S0, LONG + b"a") == b"1"
+    assert backend.get("t", S0, LONG + b"b") is MISSING
+    assert backend.get("t", S0, LONG) == b"3"
+    assert dict(backend.scan("t", S0)) == {LONG + b"a": b"1", LONG: b"3"}
+
+
+def test_scan_goes_on_after_a_key_that_is_no_longer_there(backend: Backend) -> None:
+    backend.put("t", S0, [(key, b"") for key in (b"a", b"b", b"c", b"d")])
+    backend.remove("t", S0, [b"b"])
+    assert backend.scan("t", S0, after=b"b") == [(b"c", b""), (b"d", b"")]
+    assert backend.scan("t", S0, after=b"b", limit=1) == [(b"c", b"")]
+    assert backend.scan("t", S0, after=b"d") == []
+
+
+def test_scan_orders_keys_as_bytes_and_not_by_length_or_sign(backend: Backend) -> None:
+    keys = [b"", b"\x00", b"\x00\x00", b"a", b"a\x00", b"aa", b"b", b"\x7f", b"\x80", b"\xff"]
+    backend.put("t", S0, [(key, b"") for key in reversed(keys)])
+    assert [key for key, _ in backend.scan("t", S0)] == keys
+    assert [key for key, _ in backend.scan("t", S0, after=b"")] == keys[1:]
+
+
+def test_tables_and_shards_are_kept_apart(backend: Backend) -> None:
+    backend.put("t", S0, [(b"k", b"t0")])
+    backend.put("t", S1, [(b"k", b"t1")])
+    backend.put("u", S0, [(b"k", b"u0")])
+    assert backend.scan("t", S0) == [(b"k", b"t0")]
+    assert backend.scan("t", S1) == [(b"k", b"t1")]
+    assert backend.scan("u", S0) == [(b"k", b"u0")]
+    assert (set(backend.shards("t")), set(backend.shards("u"))) == ({S0, S1}, {S0})
+
+
+def test_drop_empties_one_shard_of_one_table(backend: Backend) -> None:
+    for table in ("t", "u"):
+        for shard in (S0, S1):
+            backend.put(table, shard, [(b"k", b"1"), (b"gone", None)])
+    backend.drop("t", S0)
+    backend.drop("t", S2)
+    backend.drop("v", S0)
+    assert backend.scan("t", S0) == []
+    assert backend.get("t", S0, b"gone") is MISSING
+    assert backend.shards("t") == (S1,)
+    assert set(backend.shards("u")) == {S0, S1}
+    backend.put("t", S0, [(b"new", b"2")])
+    assert backend.scan("t", S0) == [(b"new", b"2")]
+
+
+keys = st.binary(max_size=3)
+values = st.none() | st.binary(max_size=3)
+places = st.tuples(st.sampled_from(["t", "u"]), st.sampled_from([S0, S1]))
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), places, st.dictionaries(keys, values, max_size=5)),
+        st.tuples(st.just("remove"), places, st.sets(keys, max_size=5)),
+        st.tuples(st.just("drop"), places, st.just(())),
+    ),
+    max_size=12,
+)
+
+
+@pytest.mark.parametrize("open_backend", BACKENDS)
+@given(steps=steps, after=st.none() | keys, limit=st.none() | st.integers(0, 4))
+def test_any_sequence_of_changes_leaves_what_a_dictionary_would_hold(
+    open_backend: OpenBackend,
+    steps: list[tuple[str, tuple[str, ShardId], dict[bytes, Value]]],
+    after: bytes | None,
+    limit: int | None,
+) -> None:
+    model: dict[tuple[str, ShardId], dict[bytes, Value]] = {}
+    with open_backend() as backend:
+        for what, place, content in steps:
+            records = model.setdefault(place, {})
+            if what == "put":
+                backend.put(*place, list(content.items()))
+                records.update(content)
+            elif what == "remove":
+                backend.remove(*place, list(content))
+                model[place] = {k: v for k, v in records.items() if k not in content}
+            else:
+                backend.drop(*place)
+                records.clear()
+        for place, records in model.items():
+            assert backend.scan(*place) == sorted(records.items(), key=lambda item: item[0])
+            rest = sorted(key for key in records if after is None or key > after)[:limit]
+            assert backend.scan(*place, after, limit) == [(key, records[key]) for key in rest]
+        for table in ("t", "u"):
+            expected = {shard for (t, shard), records in model.items() if t == table and records}
+            assert set(backend.shards(table)) == expected
+            assert len(backend.shards(table)) == len(expected)
+
+
+@pytest.mark.parametrize("open_backend", BACKENDS)
+@given(records=st.dictionaries(keys, values), limit=st.integers(1, 4))
+def test_scanning_in_pages_visits_every_record_once(
+    open_backend: OpenBackend, records: dict[bytes, Value], limit: int
+) -> None:
+    with open_backend() as backend:
+        backend.put("t", S0, list(records.items()))
+        found: list[tuple[bytes, Value]] = []
+        while page := backend.scan("t", S0, found[-1][0] if found else None, limit):
+            found += page
+    assert len(found) == len(records)
+    assert dict(found) == records

@@ -1,0 +1,395 @@
+from collections import deque
+from collections.abc import Collection
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.errors import OutOfOrderError, StaleAttemptError
+from elasticutor.state.backend import MemoryBackend, Value
+from elasticutor.state.levels import START, Cursor, Levels, Record
+
+S0, S1 = ShardId(0), ShardId(1)
+NEVER = Epoch(0)
+A1, A2 = Attempt(1), Attempt(2)
+
+
+def levels(committed: int = 0, attempt: int = 1) -> Levels:
+    return Levels(MemoryBackend(), attempt=Attempt(attempt), committed=Epoch(committed))
+
+
+def write(store: Levels, epoch: int, shard: ShardId = S0, **items: bytes | None) -> None:
+    store.write(store.attempt, Epoch(epoch), shard, [(k.encode(), v) for k, v in items.items()])
+
+
+def copy_all(store: Levels, shard: ShardId, limit: int = 256) -> list[Record]:
+    found: list[Record] = []
+    cursor: Cursor | None = START
+    while cursor is not None:
+        records, cursor = store.copy(shard, cursor, limit)
+        assert len(records) <= limit
+        found += records
+    return found
+
+
+def state_of(store: Levels) -> dict[str, Any]:
+    return {n: vars(v) if n == "_backend" else v for n, v in deepcopy(vars(store)).items()}
+
+
+# Reading, writing, committing, rolling back -------------------------------------------------------
+
+SHARDS = (S0, S1)
+KEYS = {S0: (b"0/a", b"0/b", b"0/c"), S1: (b"1/a", b"1/b")}
+
+shards = st.sampled_from(SHARDS)
+steps_ahead = st.integers(1, 3)
+some_values = st.none() | st.sampled_from([b"", b"1", b"22"])
+
+
+class LevelsMachine(RuleBasedStateMachine):
+    """Levels against a history of what each epoch wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = levels(committed=10)
+        self.attempt = Attempt(1)
+        self.committed = Epoch(10)
+        self.history: dict[Epoch, dict[tuple[ShardId, bytes], Value]] = {}
+
+    @rule(ahead=steps_ahead, shard=shards, data=st.data(), later_attempt=st.booleans())
+    def write(
+        self, ahead: int, shard: ShardId, data: st.DataObject, later_attempt: bool
+    ) -> None:
+        items = data.draw(st.dictionaries(st.sampled_from(KEYS[shard]), some_values))
+        epoch = Epoch(self.committed + ahead)
+        attempt = Attempt(self.attempt + later_attempt)
+        self.store.write(attempt, epoch, shard, list(items.items()))
+        self.history.setdefault(epoch, {}).update({(shard, k): v for k, v in items.items()})
+
+    @rule(ahead=st.integers(-2, 3))
+    def commit(self, ahead: int) -> None:
+        epoch = Epoch(self.committed + ahead)
+        self.store.commit(epoch)
+        self.committed = max(self.committed, epoch)
+
+    @rule(ahead=st.integers(0, 3), keep=st.sets(shards), data=st.data())
+    def roll_back(self, ahead: int, keep: set[ShardId], data: st.DataObject) -> None:
+        base = Epoch(self.committed + ahead)
+        self.attempt = Attempt(self.attempt + 1)
+        self.store.roll_back(self.attempt, base, keep)
+        self.committed = base
+        self.history = {e: level for e, level in self.history.items() if e <= base}
+        self.forget([shard for shard in SHARDS if shard not in keep])
+
+    @rule(shard=shards)
+    def drop(self, shard: ShardId) -> None:
+        self.store.drop(shard)
+        self.forget([shard])
+
+    @rule(shard=shards, ahead=st.integers(-1, 3))
+    def refuse_stale_writers(self, shard: ShardId, ahead: int) -> None:
+        epoch = Epoch(self.committed + ahead)
+        with pytest.raises(StaleAttemptError):
+            self.store.write(Attempt(self.attempt - 1), epoch, shard, [(KEYS[shard][0], b"late")])
+
+    @rule(shard=shards, behind=st.integers(0, 2))
+    def refuse_committed_epochs(self, shard: ShardId, behind: int) -> None:
+        epoch = Epoch(self.committed - behind)
+        with pytest.raises(OutOfOrderError):
+            self.store.write(self.attempt, epoch, shard, [(KEYS[shard][0], b"late")])
+
+    def forget(self, shards: Collection[ShardId]) -> None:
+        for level in self.history.values():
+            for place in [place for place in level if place[0] in shards]:
+                del level[place]
+
+    def newest(self, up_to: float = float("inf")) -> dict[tuple[ShardId, bytes], bytes]:
+        newest: dict[tuple[ShardId, bytes], Value] = {}
+        for epoch in sorted(epoch for epoch in self.history if epoch <= up_to):
+            newest |= self.history[epoch]
+        return {place: value for place, value in newest.items() if value is not None}
+
+    @invariant()
+    def reads_are_of_the_newest_epoch(self) -> None:
+        newest = self.newest()
+        for shard in SHARDS:
+            for key in KEYS[shard]:
+                assert self.store.read(shard, key) == newest.get((shard, key))
+        assert self.store.contents() == {key: value for (_, key), value in newest.items()}
+
+    @invariant()
+    def increments_are_what_each_uncommitted_epoch_wrote(self) -> None:
+        for epoch in (Epoch(self.committed + ahead) for ahead in range(1, 5)):
+            for shard in SHARDS:
+                level = self.history.get(epoch, {})
+                expected = {k: Record(k, epoch, v) for (s, k), v in level.items() if s == shard}
+                found = self.store.increment(epoch, shard)
+                assert len(found) == len(expected)
+                assert {record.key: record for record in found} == expected
+
+    @invariant()
+    def shards_are_those_with_any_record(self) -> None:
+        places = set(self.newest(up_to=self.committed))
+        for epoch in self.history:
+            places |= set(self.history[epoch]) if epoch > self.committed else set()
+        assert self.store.shards() == {shard for shard, _ in places}
+
+    @invariant()
+    def attempt_and_committed_epoch_are_known(self) -> None:
+        assert (self.store.attempt, self.store.committed) == (self.attempt, self.committed)
+
+
+TestLevelsAgainstAHistory = LevelsMachine.TestCase
+TestLevelsAgainstAHistory.settings = settings(
+    max_examples=100, stateful_step_count=20, deadline=None
+)
+
+
+def test_refusals_leave_everything_as_it_was() -> None:
+    store = levels(committed=3, attempt=2)
+    store.watch(S0)
+    write(store, 4, a=b"1")
+    before = state_of(store)
+    with pytest.raises(StaleAttemptError, match="be 2 or later; got 1"):
+        store.write(A1, Epoch(5), S0, [(b"a", b"2"), (b"b", b"2")])
+    for epoch in (3, 2):
+        with pytest.raises(OutOfOrderError, match=f"be after 3; got {epoch}"):
+            store.write(A2, Epoch(epoch), S0, [(b"a", b"2"), (b"b", b"2")])
+    assert state_of(store) == before
+
+
+def test_a_write_to_an_older_uncommitted_epoch_does_not_hide_a_newer_one() -> None:
+    store = levels()
+    write(store, 3, a=b"three")
+    write(store, 2, a=b"two", b=b"two")
+    assert (store.read(S0, b"a"), store.read(S0, b"b")) == (b"three", b"two")
+    store.commit(Epoch(3))
+    assert store.contents() == {b"a": b"three", b"b": b"two"}
+
+
+def test_a_deletion_hides_the_committed_value_and_goes_with_it() -> None:
+    store = levels()
+    write(store, 1, a=b"1")
+    store.commit(Epoch(1))
+    write(store, 2, a=None)
+    assert store.read(S0, b"a") is None
+    assert store.contents() == {}
+    assert store.shards() == {S0}
+    store.commit(Epoch(2))
+    assert store.shards() == frozenset()
+
+
+def test_rolling_back_commits_what_the_base_has() -> None:
+    store = levels()
+    for epoch in (1, 2, 3):
+        write(store, epoch, a=b"%d" % epoch)
+    store.roll_back(A2, Epoch(2), keep=[S0])
+    assert (store.read(S0, b"a"), store.committed) == (b"2", 2)
+    with pytest.raises(OutOfOrderError):
+        write(store, 2, a=b"again")
+
+
+def test_the_size_of_a_record_counts_key_and_value() -> None:
+    assert Record(b"key", Epoch(1), b"value").size == 8
+    assert Record(b"key", Epoch(1), None).size == 3
+
+
+# Moving a shard to another store ------------------------------------------------------------------
+
+
+def test_a_copy_goes_from_the_oldest_level_to_the_newest() -> None:
+    store = levels(committed=4)
+    store.merge(S0, [Record(b"a", Epoch(2), b"old"), Record(b"b", Epoch(4), b"old")])
+    write(store, 6, a=None)
+    write(store, 5, b=b"new")
+    write(store, 5, shard=S1, x=b"elsewhere")
+    expected = [
+        Record(b"a", Epoch(4), b"old"),
+        Record(b"b", Epoch(4), b"old"),
+        Record(b"b", Epoch(5), b"new"),
+        Record(b"a", Epoch(6), None),
+    ]
+    for limit in (1, 2, 3, 256):
+        assert copy_all(store, S0, limit) == expected
+
+
+def test_copying_changes_nothing_and_an_empty_shard_is_copied_at_once() -> None:
+    store = levels()
+    write(store, 1, a=b"1")
+    before = state_of(store)
+    copy_all(store, S0)
+    assert state_of(store) == before
+    assert store.copy(S1) == ((), None)
+
+
+def test_only_what_changed_since_the_watch_is_sent_after_the_copy() -> None:
+    store = levels()
+    write(store, 1, a=b"1", b=b"1")
+    store.watch(S0)
+    assert list(store.changed_records(S0)) == []
+    write(store, 1, shard=S1, b=b"elsewhere")
+    write(store, 2, a=b"2")
+    assert list(store.changed_records(S0)) == [
+        Record(b"a", NEVER, None),  # the committed level has nothing of it
+        Record(b"a", Epoch(1), b"1"),
+        Record(b"a", Epoch(2), b"2"),
+    ]
+    assert list(store.changed_records(S1)) == []
+
+
+@pytest.mark.parametrize("how", ["unwatch", "drop", "roll back"])
+def test_what_changed_is_forgotten_with_the_watch(how: str) -> None:
+    store = levels()
+    store.watch(S0)
+    write(store, 1, a=b"1")
+    if how == "unwatch":
+        store.unwatch(S0)
+    elif how == "drop":
+        store.drop(S0)
+    else:
+        store.roll_back(A2, Epoch(1), keep=[S0])
+    write(store, 2, b=b"2")
+    assert list(store.changed_records(S0)) == []
+    store.watch(S0)
+    write(store, 2, c=b"2")
+    assert {record.key for record in store.changed_records(S0)} == {b"c"}
+
+
+def test_records_fall_into_the_level_of_their_epoch() -> None:
+    store = levels(committed=3)
+    pieces = [Record(b"a", Epoch(2), b"2"), Record(b"a", Epoch(3), b"3")]
+    pieces += [Record(b"a", Epoch(4), None), Record(b"a", Epoch(5), b"5")]
+    store.merge(S0, iter(pieces))
+    assert store.read(S0, b"a") == b"5"
+    assert store.increment(Epoch(4), S0) == (Record(b"a", Epoch(4), None),)
+    store.roll_back(A2, Epoch(3), keep=[S0])
+    assert store.read(S0, b"a") == b"3"
+
+
+def test_a_deletion_committed_during_the_copy_is_not_undone_by_it() -> None:
+    """The copy has brought the old value; the deletion left no record that could follow it."""
+    source, destination = levels(), levels()
+    write(source, 1, a=b"1")
+    source.commit(Epoch(1))
+    source.watch(S0)
+    destination.merge(S0, copy_all(source, S0))
+    write(source, 2, a=None)
+    for store in (source, destination):
+        store.commit(Epoch(2))
+    assert destination.read(S0, b"a") == b"1"
+    destination.merge(S0, source.changed_records(S0))
+    assert destination.read(S0, b"a") is None
+    assert destination.contents() == {}
+
+
+MOVED_KEYS = (b"a", b"b", b"c", b"d", b"e")
+
+writes = st.tuples(
+    st.just("write"),
+    st.integers(1, 3),
+    st.dictionaries(st.sampled_from(MOVED_KEYS), some_values, min_size=1, max_size=3),
+)
+commits = st.tuples(st.just("commit"), st.integers(1, 2), st.just({}))
+meanwhile = st.lists(
+    st.one_of(
+        writes,
+        commits,
+        st.tuples(st.just("commit there"), st.integers(1, 2), st.just({})),
+        st.tuples(st.just("copy"), st.integers(1, 3), st.just({})),
+        st.tuples(st.just("deliver"), st.just(0), st.just({})),
+    ),
+    max_size=25,
+)
+
+Step = tuple[str, int, dict[bytes, Value]]
+
+
+class ShardMove:
+    """One shard on its way between two stores that hear of commits at times of their own."""
+
+    def __init__(self) -> None:
+        self.source, self.destination = levels(), levels()
+        self.under_way: deque[tuple[Record, ...]] = deque()
+        self.cursor: Cursor | None = START
+
+    def step(self, what: str, number: int, items: dict[bytes, Value]) -> None:
+        if what == "write":
+            # Nobody hears of a commit before all writes of that epoch are done.
+            sealed = max(self.source.committed, self.destination.committed)
+            self.source.write(A1, Epoch(sealed + number), S0, list(items.items()))
+        elif what == "commit":
+            self.source.commit(Epoch(self.source.committed + number))
+        elif what == "commit there":
+            self.destination.commit(Epoch(self.destination.committed + number))
+        elif what == "copy":
+            self.copy(limit=number)
+        elif self.under_way:
+            self.destination.merge(S0, self.under_way.popleft())
+
+    def copy(self, limit: int) -> None:
+        if self.cursor is not None:
+            records, self.cursor = self.source.copy(S0, self.cursor, limit)
+            self.under_way.append(records)
+
+    def finish(self, limit: int) -> None:
+        while self.cursor is not None:
+            self.copy(limit)
+        self.under_way.append(tuple(self.source.changed_records(S0)))
+        while self.under_way:
+            self.destination.merge(S0, self.under_way.popleft())
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.one_of(writes, commits), max_size=8),
+    meanwhile,
+    st.integers(1, 3),
+    st.integers(0, 3),
+)
+def test_a_shard_copied_while_it_changes_arrives_as_it_is(
+    before: list[Step], meanwhile: list[Step], limit: int, ahead: int
+) -> None:
+    move = ShardMove()
+    for step in before:
+        move.step(*step)
+    move.source.watch(S0)
+    for step in meanwhile:
+        move.step(*step)
+    move.finish(limit)
+
+    source, destination = move.source, move.destination
+    for key in MOVED_KEYS:
+        assert destination.read(S0, key) == source.read(S0, key)
+    assert destination.contents() == source.contents()
+    sealed = max(source.committed, destination.committed)
+    for epoch in (Epoch(sealed + ahead) for ahead in range(1, 8)):
+        assert destination.increment(epoch, S0) == source.increment(epoch, S0)
+    # Whatever they go back to, and whatever is committed then, they stay equal.
+    for store in (source, destination):
+        store.roll_back(A2, Epoch(sealed + ahead), keep=[S0])
+    assert destination.contents() == source.contents()
+    assert copy_all(destination, S0) == copy_all(source, S0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.one_of(writes, commits), max_size=8), meanwhile, st.integers(1, 3))
+def test_a_moved_shard_is_the_same_after_both_have_committed(
+    before: list[Step], meanwhile: list[Step], limit: int
+) -> None:
+    move = ShardMove()
+    for step in before:
+        move.step(*step)
+    move.source.watch(S0)
+    for step in meanwhile:
+        move.step(*step)
+    move.finish(limit)
+    expected = move.source.contents()
+    for store in (move.source, move.destination):
+        store.commit(Epoch(1000))
+        assert store.contents() == expected
+    assert move.destination.shards() == move.source.shards()
+    assert copy_all(move.destination, S0) == copy_all(move.source, S0)
