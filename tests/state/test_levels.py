@@ -14,7 +14,6 @@ from elasticutor.state.backend import MemoryBackend, Value
 from elasticutor.state.levels import START, Cursor, Levels, Record
 
 S0, S1 = ShardId(0), ShardId(1)
-NEVER = Epoch(0)
 A1, A2 = Attempt(1), Attempt(2)
 
 
@@ -61,9 +60,7 @@ class LevelsMachine(RuleBasedStateMachine):
         self.history: dict[Epoch, dict[tuple[ShardId, bytes], Value]] = {}
 
     @rule(ahead=steps_ahead, shard=shards, data=st.data(), later_attempt=st.booleans())
-    def write(
-        self, ahead: int, shard: ShardId, data: st.DataObject, later_attempt: bool
-    ) -> None:
+    def write(self, ahead: int, shard: ShardId, data: st.DataObject, later_attempt: bool) -> None:
         items = data.draw(st.dictionaries(st.sampled_from(KEYS[shard]), some_values))
         epoch = Epoch(self.committed + ahead)
         attempt = Attempt(self.attempt + later_attempt)
@@ -76,8 +73,8 @@ class LevelsMachine(RuleBasedStateMachine):
         self.store.commit(epoch)
         self.committed = max(self.committed, epoch)
 
-    @rule(ahead=st.integers(0, 3), keep=st.sets(shards), data=st.data())
-    def roll_back(self, ahead: int, keep: set[ShardId], data: st.DataObject) -> None:
+    @rule(ahead=st.integers(0, 3), keep=st.sets(shards))
+    def roll_back(self, ahead: int, keep: set[ShardId]) -> None:
         base = Epoch(self.committed + ahead)
         self.attempt = Attempt(self.attempt + 1)
         self.store.roll_back(self.attempt, base, keep)
@@ -183,6 +180,15 @@ def test_a_deletion_hides_the_committed_value_and_goes_with_it() -> None:
     assert store.shards() == frozenset()
 
 
+def test_a_committed_epoch_has_no_increment_left() -> None:
+    store = levels()
+    for epoch in (1, 2):
+        write(store, epoch, a=b"%d" % epoch)
+    store.commit(Epoch(1))
+    assert store.increment(Epoch(1), S0) == ()
+    assert store.increment(Epoch(2), S0) == (Record(b"a", Epoch(2), b"2"),)
+
+
 def test_rolling_back_commits_what_the_base_has() -> None:
     store = levels()
     for epoch in (1, 2, 3):
@@ -226,6 +232,22 @@ def test_copying_changes_nothing_and_an_empty_shard_is_copied_at_once() -> None:
     assert store.copy(S1) == ((), None)
 
 
+def test_a_commit_does_not_make_a_copy_start_over() -> None:
+    """With commits more frequent than slices, the copy of a large shard would never end."""
+    store = levels()
+    write(store, 1, a=b"1", b=b"1", c=b"1")
+    store.commit(Epoch(1))
+    store.watch(S0)
+    cursor: Cursor | None = START
+    for epoch, key in ((2, b"a"), (3, b"b"), (4, b"c")):
+        assert cursor is not None
+        [record], cursor = store.copy(S0, cursor, limit=1)
+        assert record.key == key
+        store.commit(Epoch(epoch))
+    assert cursor is not None
+    assert store.copy(S0, cursor, limit=1) == ((), None)
+
+
 def test_only_what_changed_since_the_watch_is_sent_after_the_copy() -> None:
     store = levels()
     write(store, 1, a=b"1", b=b"1")
@@ -234,7 +256,7 @@ def test_only_what_changed_since_the_watch_is_sent_after_the_copy() -> None:
     write(store, 1, shard=S1, b=b"elsewhere")
     write(store, 2, a=b"2")
     assert list(store.changed_records(S0)) == [
-        Record(b"a", NEVER, None),  # the committed level has nothing of it
+        Record(b"a", Epoch(0), None),  # the committed level has nothing of it
         Record(b"a", Epoch(1), b"1"),
         Record(b"a", Epoch(2), b"2"),
     ]
@@ -286,26 +308,27 @@ def test_a_deletion_committed_during_the_copy_is_not_undone_by_it() -> None:
     assert destination.contents() == {}
 
 
+Step = tuple[str, int, dict[bytes, Value]]
+
 MOVED_KEYS = (b"a", b"b", b"c", b"d", b"e")
+NOTHING: dict[bytes, Value] = {}
 
 writes = st.tuples(
     st.just("write"),
     st.integers(1, 3),
     st.dictionaries(st.sampled_from(MOVED_KEYS), some_values, min_size=1, max_size=3),
 )
-commits = st.tuples(st.just("commit"), st.integers(1, 2), st.just({}))
+commits = st.tuples(st.just("commit"), st.integers(1, 2), st.just(NOTHING))
 meanwhile = st.lists(
     st.one_of(
         writes,
         commits,
-        st.tuples(st.just("commit there"), st.integers(1, 2), st.just({})),
-        st.tuples(st.just("copy"), st.integers(1, 3), st.just({})),
-        st.tuples(st.just("deliver"), st.just(0), st.just({})),
+        st.tuples(st.just("commit there"), st.integers(1, 2), st.just(NOTHING)),
+        st.tuples(st.just("copy"), st.integers(1, 3), st.just(NOTHING)),
+        st.tuples(st.just("deliver"), st.just(0), st.just(NOTHING)),
     ),
     max_size=25,
 )
-
-Step = tuple[str, int, dict[bytes, Value]]
 
 
 class ShardMove:
@@ -366,7 +389,7 @@ def test_a_shard_copied_while_it_changes_arrives_as_it_is(
         assert destination.read(S0, key) == source.read(S0, key)
     assert destination.contents() == source.contents()
     sealed = max(source.committed, destination.committed)
-    for epoch in (Epoch(sealed + ahead) for ahead in range(1, 8)):
+    for epoch in (Epoch(sealed + later) for later in range(1, 8)):
         assert destination.increment(epoch, S0) == source.increment(epoch, S0)
     # Whatever they go back to, and whatever is committed then, they stay equal.
     for store in (source, destination):
@@ -393,3 +416,16 @@ def test_a_moved_shard_is_the_same_after_both_have_committed(
         assert store.contents() == expected
     assert move.destination.shards() == move.source.shards()
     assert copy_all(move.destination, S0) == copy_all(move.source, S0)
+
+
+def test_a_base_before_the_newest_commit_is_taken_only_with_nothing_to_keep() -> None:
+    store = Levels(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
+    store.write(Attempt(1), Epoch(5), ShardId(0), [(b"k", b"v")])
+    store.commit(Epoch(5))
+    with pytest.raises(OutOfOrderError, match="be 5 or later; got 3"):
+        store.roll_back(Attempt(2), Epoch(3), keep=[ShardId(0)])
+    assert (store.read(ShardId(0), b"k"), store.attempt, store.committed) == (b"v", 1, 5)
+    store.roll_back(Attempt(2), Epoch(3), keep=[])
+    assert (store.contents(), store.committed) == ({}, 3)
+    store.write(Attempt(2), Epoch(4), ShardId(0), [(b"k", b"new")])
+    assert store.read(ShardId(0), b"k") == b"new"

@@ -199,7 +199,10 @@ class Coordinator:
 
     def handle(self, event: CoordinatorEvent) -> list[Order]:
         """Take one event in, and say what is to be done about it, in order."""
-        return _HANDLERS[type(event)](self, event)
+        handler = _HANDLERS.get(type(event))
+        if handler is None:
+            raise BadValueError("event", "be one for a coordinator", event)
+        return handler(self, event)
 
     def waiting_for(self) -> list[str]:
         """Who has yet to answer."""
@@ -252,6 +255,8 @@ class Coordinator:
 
     def _on_failed(self, event: ParticipantFailed) -> list[Order]:
         self._require_attempt(event.attempt)
+        if self.phase is CoordinatorPhase.IDLE or event.who not in self._everybody:
+            raise OutOfOrderError(event.who, f"be one of {self._everybody}, started", event.reason)
         if self.phase is CoordinatorPhase.WRITING:
             self._failure = self._failure or event.reason
             return []

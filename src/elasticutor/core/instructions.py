@@ -102,7 +102,7 @@ class CopyShard:
 
 @dataclass(frozen=True, slots=True)
 class SendRest:
-    """Send what changed in the shard since the copy (everything, where there was none)."""
+    """Send what changed in the shard since the copy; there always was one."""
 
     node: NodeId
     move: MoveId

@@ -6,6 +6,8 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
+from elasticutor.errors import BadValueError
+
 Action = Callable[..., None]
 
 
@@ -30,6 +32,8 @@ class Kernel:
 
     def at(self, time: float, action: Action, *args: Any) -> None:
         """Let something happen at a time; at the same time, in the order of asking."""
+        if not time >= self.now:
+            raise BadValueError("time of an action", f"be {self.now} or later", time)
         heapq.heappush(self._due, (time, self._scheduled, action, args))
         self._scheduled += 1
 

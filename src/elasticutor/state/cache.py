@@ -53,8 +53,9 @@ class StateCache:
     """The state of the shards that one task owns, as live objects.
 
     A value that is not known to be immutable counts as changed once it was handed out, so that
-    `cache.get(shard, key, []).append(x)` needs no `set`. A default that stays as it was does not
-    become state.
+    `cache.get(shard, key, []).append(x)` needs no `set`. That goes for defaults too: one that can
+    be changed becomes the key's state, as with `dict.setdefault`; to look without leaving anything
+    behind, ask with an immutable one, or for `exists`.
 
     Example:
         >>> from elasticutor.state.backend import MemoryBackend
@@ -83,18 +84,15 @@ class StateCache:
         self._max_keys = max_keys
         self._values: dict[ShardId, dict[Hashable, Any]] = {}
         self._dirty: dict[ShardId, set[Hashable]] = {}
-        # What a default looked like when it was handed out, per key that had no state.
-        self._pristine: dict[tuple[ShardId, Hashable], bytes] = {}
         self.attempt = attempt
         self.epoch = epoch
 
     def get(self, shard: ShardId, key: Hashable, default: Any = None) -> Any:
-        """The key's state, live; the default where it has none."""
+        """The key's state, live; where it has none, the default, which then is it if mutable."""
         value = self._look_up(shard, key)
         if value is _ABSENT:
             if _is_immutable(default):
                 return default
-            self._pristine[shard, key] = self._codec.dump(default)
             self._values[shard][key] = value = default
         if not _is_immutable(value):
             self._touch(shard, key)
@@ -102,7 +100,6 @@ class StateCache:
 
     def set(self, shard: ShardId, key: Hashable, value: Any) -> None:
         """Make this the key's state."""
-        self._pristine.pop((shard, key), None)
         self._values.setdefault(shard, {})[key] = value
         self._touch(shard, key)
 
@@ -112,8 +109,7 @@ class StateCache:
 
     def exists(self, shard: ShardId, key: Hashable) -> bool:
         """Whether the key has state."""
-        value = self._look_up(shard, key)
-        return value is not _ABSENT and not self._is_pristine(shard, key, value)
+        return self._look_up(shard, key) is not _ABSENT
 
     @property
     def dirty(self) -> bool:
@@ -137,15 +133,13 @@ class StateCache:
 
     def forget_shard(self, shard: ShardId) -> None:
         """Drop the shard's cached objects, written or not."""
-        for key in self._values.pop(shard, {}):
-            self._pristine.pop((shard, key), None)
+        self._values.pop(shard, None)
         self._dirty.pop(shard, None)
 
     def forget_all(self) -> None:
         """Drop all cached objects, written or not."""
         self._values.clear()
         self._dirty.clear()
-        self._pristine.clear()
 
     def relieve(self) -> None:
         """Write everything and start empty, if the cache holds more keys than it may.
@@ -177,19 +171,11 @@ class StateCache:
     def _touch(self, shard: ShardId, key: Hashable) -> None:
         self._dirty.setdefault(shard, set()).add(key)
 
-    def _is_pristine(self, shard: ShardId, key: Hashable, value: Any) -> bool:
-        image = self._pristine.get((shard, key))
-        return image is not None and image == self._codec.dump(value)
-
     def _changes(self, shard: ShardId) -> Iterator[tuple[bytes, Value]]:
         values = self._values.get(shard, {})
         for key in self._dirty.get(shard, ()):
             value = values[key]
-            if value is _ABSENT:
-                yield self._codec.dump_key(key), None
-            elif not self._is_pristine(shard, key, value):
-                self._pristine.pop((shard, key), None)
-                yield self._codec.dump_key(key), self._codec.dump(value)
+            yield self._codec.dump_key(key), None if value is _ABSENT else self._codec.dump(value)
 
 
 def _is_immutable(value: Any) -> bool:

@@ -103,8 +103,15 @@ class Levels:
         self.committed = max(self.committed, epoch)
 
     def roll_back(self, attempt: Attempt, base: Epoch, keep: Collection[ShardId]) -> None:
-        """Return to the state of `base`; forget all shards but those to keep."""
+        """Return to the state of `base`; forget all shards but those to keep.
+
+        A base before the newest commit is gone from here: then there is nothing to keep, and its
+        state must come from elsewhere.
+        """
+        if base < self.committed and keep:
+            raise OutOfOrderError("base to keep shards of", f"be {self.committed} or later", base)
         self.commit(base)
+        self.committed = base
         self.attempt = attempt
         for level in self._uncommitted:
             for shard in self._backend.shards(_table(level)):

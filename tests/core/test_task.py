@@ -1,0 +1,186 @@
+import pytest
+
+from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
+from elasticutor.core.ids import Attempt, ChunkId, Epoch, MoveId, ShardId, TaskId
+from elasticutor.core.task import Task
+from elasticutor.errors import OutOfOrderError, StaleAttemptError
+from elasticutor.state.backend import MemoryBackend
+from elasticutor.state.cache import Codec, StateCache
+from elasticutor.state.levels import Levels
+
+T = TaskId(7)
+S0, S1 = ShardId(0), ShardId(1)
+A1, A2, A3 = Attempt(1), Attempt(2), Attempt(3)
+E0, E1, E2, E3 = Epoch(0), Epoch(1), Epoch(2), Epoch(3)
+
+
+class Rig:
+    """A task that runs for attempt 2 in epoch 1, on a store of its own."""
+
+    def __init__(self, max_keys: int = 100) -> None:
+        self.store = Levels(MemoryBackend(), attempt=A2, committed=E0)
+        codec = Codec(str.encode, dump=str.encode, load=bytes.decode)
+        self.cache = StateCache(self.store, codec, A2, E1, max_keys=max_keys)
+        self.task = Task(T, self.cache)
+
+    @property
+    def at(self) -> tuple[Attempt, Epoch]:
+        return self.cache.attempt, self.cache.epoch
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def chunk(attempt: Attempt = A2, epoch: Epoch = E1) -> do.Dispatch:
+    return do.Dispatch(T, attempt, epoch, ChunkId(1), [])
+
+
+def test_a_label_writes_and_forgets_its_shard_and_no_other(rig: Rig) -> None:
+    rig.cache.set(S0, "a", "12345")
+    rig.cache.set(S1, "b", "1")
+    answer = rig.task.label(do.SendLabel(T, MoveId(3), S0))
+    assert answer == ev.LabelReached(T, MoveId(3), 1 + 5)
+    assert rig.store.contents() == {b"a": b"12345"}
+    assert (len(rig.cache), rig.cache.dirty) == (1, True)
+    # Another task owns the shard now: what it writes is read, should the shard return.
+    rig.store.write(A2, E1, S0, [(b"a", b"elsewhere")])
+    rig.store.write(A2, E1, S1, [(b"b", b"elsewhere")])
+    assert (rig.cache.get(S0, "a"), rig.cache.get(S1, "b")) == ("elsewhere", "1")
+
+
+def test_a_label_forgets_what_was_only_read(rig: Rig) -> None:
+    rig.store.write(A2, E1, S0, [(b"a", b"old")])
+    assert (rig.cache.get(S0, "a"), rig.cache.get(S0, "b")) == ("old", None)
+    assert rig.task.label(do.SendLabel(T, MoveId(3), S0)).size == 0
+    rig.store.write(A2, E1, S0, [(b"a", b"new"), (b"b", b"new")])
+    assert (rig.cache.get(S0, "a"), rig.cache.get(S0, "b")) == ("new", "new")
+
+
+def test_a_label_leaves_the_epoch_as_it_is(rig: Rig) -> None:
+    rig.task.label(do.SendLabel(T, MoveId(3), S0))
+    assert rig.at == (A2, E1)
+
+
+def test_a_flush_writes_all_keeps_it_cached_and_opens_the_next_epoch(rig: Rig) -> None:
+    rig.cache.set(S0, "a", "1")
+    rig.cache.set(S1, "b", "1")
+    assert rig.task.flush(do.FlushTask(T, A2, E1)) == ev.TaskFlushed(T, A2, E1)
+    assert rig.store.contents() == {b"a": b"1", b"b": b"1"}
+    assert (len(rig.cache), rig.cache.dirty, rig.at) == (2, False, (A2, E2))
+    rig.task.open_chunk(chunk(epoch=E2))
+    rig.cache.set(S0, "a", "2")
+    rig.task.close_chunk()
+    rig.task.flush(do.FlushTask(T, A2, E2))
+    assert [record.value for record in rig.store.increment(E1, S0)] == [b"1"]
+    assert [record.value for record in rig.store.increment(E2, S0)] == [b"2"]
+
+
+def test_a_task_that_had_nothing_to_do_flushes_an_epoch_it_never_met(rig: Rig) -> None:
+    assert rig.task.flush(do.FlushTask(T, A2, E3)) == ev.TaskFlushed(T, A2, E3)
+    assert rig.at == (A2, Epoch(4))
+    assert rig.store.contents() == {}
+
+
+def test_a_later_attempt_may_begin_with_a_flush(rig: Rig) -> None:
+    """Epochs of an attempt that goes on from what is prepared may be numbered as it likes."""
+    rig.task.flush(do.FlushTask(T, A2, E2))
+    assert rig.task.flush(do.FlushTask(T, A3, E1)) == ev.TaskFlushed(T, A3, E1)
+    assert rig.at == (A3, E2)
+
+
+def test_an_epoch_that_was_flushed_is_not_flushed_again(rig: Rig) -> None:
+    rig.task.flush(do.FlushTask(T, A2, E2))
+    rig.cache.set(S0, "a", "1")
+    for epoch in (E1, E2):
+        with pytest.raises(OutOfOrderError, match="epoch to flush must be 3 or later"):
+            rig.task.flush(do.FlushTask(T, A2, epoch))
+    assert rig.at == (A2, E3)
+    assert rig.cache.dirty
+    assert rig.store.contents() == {}
+
+
+def test_a_reset_forgets_what_was_not_written(rig: Rig) -> None:
+    rig.store.write(A2, E1, S0, [(b"a", b"base")])
+    rig.cache.set(S0, "a", "given up")
+    rig.cache.set(S1, "b", "given up")
+    assert rig.task.reset(do.ResetTask(T, A3)) == ev.TaskReset(T, A3)
+    assert (len(rig.cache), rig.cache.dirty) == (0, False)
+    assert rig.store.contents() == {b"a": b"base"}
+    assert (rig.cache.get(S0, "a"), rig.cache.get(S1, "b")) == ("base", None)
+
+
+def test_after_a_reset_the_next_chunk_says_which_epoch_it_is(rig: Rig) -> None:
+    """The new attempt may repeat an epoch that this task has flushed."""
+    rig.task.flush(do.FlushTask(T, A2, E2))
+    rig.task.reset(do.ResetTask(T, A3))
+    rig.task.open_chunk(chunk(A3, E1))
+    rig.cache.set(S0, "a", "1")
+    rig.task.flush(do.FlushTask(T, A3, E1))
+    assert [record.value for record in rig.store.increment(E1, S0)] == [b"1"]
+    assert rig.at == (A3, E2)
+
+
+def test_after_a_reset_any_epoch_can_be_flushed(rig: Rig) -> None:
+    rig.task.flush(do.FlushTask(T, A2, E2))
+    rig.task.reset(do.ResetTask(T, A3))
+    assert rig.task.flush(do.FlushTask(T, A3, E1)) == ev.TaskFlushed(T, A3, E1)
+
+
+def test_a_chunk_of_the_same_epoch_keeps_what_is_cached(rig: Rig) -> None:
+    rig.cache.set(S0, "a", "1")
+    rig.task.open_chunk(chunk())
+    assert (rig.cache.get(S0, "a"), rig.cache.dirty, rig.at) == ("1", True, (A2, E1))
+
+
+def test_a_chunk_can_open_a_new_epoch_or_attempt_when_all_is_written(rig: Rig) -> None:
+    rig.task.open_chunk(chunk(A2, E2))
+    assert rig.at == (A2, E2)
+    rig.task.open_chunk(chunk(A3, E1))
+    assert rig.at == (A3, E1)
+
+
+@pytest.mark.parametrize(("attempt", "epoch"), [(A2, E2), (A3, E1), (A3, E2)])
+def test_a_chunk_of_another_epoch_is_refused_while_changes_are_unwritten(
+    rig: Rig, attempt: Attempt, epoch: Epoch
+) -> None:
+    rig.cache.set(S0, "a", "1")
+    with pytest.raises(OutOfOrderError, match="be flushed before the next one"):
+        rig.task.open_chunk(chunk(attempt, epoch))
+    assert (rig.at, rig.cache.dirty, rig.cache.get(S0, "a")) == ((A2, E1), True, "1")
+    assert rig.store.contents() == {}
+
+
+def test_stale_attempts_are_refused_and_change_nothing(rig: Rig) -> None:
+    rig.cache.set(S0, "a", "1")
+    with pytest.raises(StaleAttemptError, match="attempt must be 2 or later; got 1"):
+        rig.task.open_chunk(chunk(A1, E1))
+    with pytest.raises(StaleAttemptError):
+        rig.task.flush(do.FlushTask(T, A1, E1))
+    with pytest.raises(StaleAttemptError):
+        rig.task.reset(do.ResetTask(T, A1))
+    assert (rig.at, rig.cache.dirty, rig.cache.get(S0, "a")) == ((A2, E1), True, "1")
+    assert rig.store.contents() == {}
+
+
+def test_a_task_does_not_write_to_a_store_that_went_back_without_it(rig: Rig) -> None:
+    rig.cache.set(S0, "a", "given up")
+    rig.store.roll_back(A3, E0, keep=[])
+    with pytest.raises(StaleAttemptError):
+        rig.task.label(do.SendLabel(T, MoveId(3), S0))
+    with pytest.raises(StaleAttemptError):
+        rig.task.flush(do.FlushTask(T, A2, E1))
+    assert rig.store.contents() == {}
+
+
+def test_a_full_cache_is_relieved_between_chunks_only() -> None:
+    rig = Rig(max_keys=1)
+    rig.task.open_chunk(chunk())
+    for key in "abc":
+        rig.cache.set(S0, key, key)
+    assert (len(rig.cache), rig.store.contents()) == (3, {})
+    rig.task.close_chunk()
+    assert (len(rig.cache), rig.cache.dirty) == (0, False)
+    assert rig.store.contents() == {b"a": b"a", b"b": b"b", b"c": b"c"}
