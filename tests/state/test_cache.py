@@ -23,7 +23,9 @@ class CountingStore(Levels):
     """A store that remembers who asked for what."""
 
     def __init__(self) -> None:
-        super().__init__(MemoryBackend(), attempt=A1, committed=Epoch(0))
+        backend = MemoryBackend()
+        Levels.create(backend, attempt=A1, committed=Epoch(0))
+        super().__init__(backend)
         self.reads: list[tuple[ShardId, bytes]] = []
         self.writes: list[tuple[ShardId, dict[bytes, Value]]] = []
 
@@ -442,7 +444,7 @@ steps = st.lists(
 def test_a_cache_is_a_dictionary_whatever_is_written_and_forgotten_meanwhile(
     steps: list[tuple[str, str, Any]], max_keys: int
 ) -> None:
-    store = Levels(MemoryBackend(), attempt=A1, committed=Epoch(0))
+    store = Levels.create(MemoryBackend(), attempt=A1, committed=Epoch(0))
     cache = cache_of(store, max_keys=max_keys)
     model: dict[str, Any] = {}
     for what, key, value in steps:

@@ -18,7 +18,7 @@ A1, A2 = Attempt(1), Attempt(2)
 
 
 def levels(committed: int = 0, attempt: int = 1) -> Levels:
-    return Levels(MemoryBackend(), attempt=Attempt(attempt), committed=Epoch(committed))
+    return Levels.create(MemoryBackend(), attempt=Attempt(attempt), committed=Epoch(committed))
 
 
 def write(store: Levels, epoch: int, shard: ShardId = S0, **items: bytes | None) -> None:
@@ -419,7 +419,7 @@ def test_a_moved_shard_is_the_same_after_both_have_committed(
 
 
 def test_a_base_before_the_newest_commit_is_taken_only_with_nothing_to_keep() -> None:
-    store = Levels(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
+    store = Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
     store.write(Attempt(1), Epoch(5), ShardId(0), [(b"k", b"v")])
     store.commit(Epoch(5))
     with pytest.raises(OutOfOrderError, match="be 5 or later; got 3"):
@@ -429,3 +429,22 @@ def test_a_base_before_the_newest_commit_is_taken_only_with_nothing_to_keep() ->
     assert (store.contents(), store.committed) == ({}, 3)
     store.write(Attempt(2), Epoch(4), ShardId(0), [(b"k", b"new")])
     assert store.read(ShardId(0), b"k") == b"new"
+
+
+def test_two_views_of_one_backend_see_the_same_levels_fences_and_watches() -> None:
+    """A keeper and its tasks are different processes: what one does, the other must see."""
+    backend = MemoryBackend()
+    keeper = Levels.create(backend, attempt=Attempt(1), committed=Epoch(0))
+    task = Levels(backend)
+    task.write(Attempt(1), Epoch(1), ShardId(0), [(b"k", b"one")])
+    assert keeper.read(ShardId(0), b"k") == b"one"
+    keeper.watch(ShardId(0))
+    task.write(Attempt(1), Epoch(2), ShardId(0), [(b"k", b"two")])
+    assert [record.value for record in keeper.changed_records(ShardId(0))] == [None, b"one", b"two"]
+    keeper.commit(Epoch(1))
+    with pytest.raises(OutOfOrderError):
+        task.write(Attempt(1), Epoch(1), ShardId(0), [(b"k", b"late")])
+    keeper.roll_back(Attempt(2), Epoch(1), keep=[ShardId(0)])
+    assert task.read(ShardId(0), b"k") == b"one"
+    with pytest.raises(StaleAttemptError):
+        task.write(Attempt(1), Epoch(2), ShardId(0), [(b"k", b"stale")])

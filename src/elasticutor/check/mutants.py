@@ -18,6 +18,7 @@ from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.coordinator import Coordinator, Order, ParticipantPrepared
 from elasticutor.core.epochs import Epochs
+from elasticutor.core.executor import ElasticExecutor
 from elasticutor.core.flow import InputCredits, Outputs
 from elasticutor.core.ids import Attempt, Epoch, Peer, ShardId
 from elasticutor.core.keeper import Errand, Keeper, SendSlice
@@ -50,7 +51,7 @@ class Mutant:
 
 def _label_skipped(self: Reassigner, move: Move, now: float) -> None:
     move.phase = MovePhase.DRAINING
-    self._receiver.hold(move.shard)
+    self._receiver.hold([move.shard])
     self.drained(move, now)
 
 
@@ -70,7 +71,7 @@ def _routing_updated_too_early(self: Reassigner, move: Move, now: float) -> None
     assert move.source is not None
     move.phase = MovePhase.DRAINING
     move.labelled_at = now
-    self._receiver.hold(move.shard)
+    self._receiver.hold([move.shard])
     self._emit(do.SendLabel(move.source, move.id, move.shard))
     self._hand_to(move)
 
@@ -111,9 +112,8 @@ def _committed_deletion_forgotten(self: Levels, shard: ShardId) -> Iterator[Reco
 
 
 def _commit_not_noted_during_a_copy(self: Levels, level: Epoch) -> None:
-    watched, self._watched = self._watched, set()
-    _LEVELS_FOLD(self, level)
-    self._watched = watched
+    with patch.object(Levels, "_note_changes", lambda *changes: None):
+        _LEVELS_FOLD(self, level)
 
 
 def _caches_survive_an_abort(self: Task, order: do.ResetTask) -> ev.TaskReset:
@@ -152,9 +152,39 @@ def _old_copy_not_dropped(self: Keeper, order: do.DropShard) -> Iterator[Errand]
     yield ev.ShardDropped(self.node, order.shard)
 
 
+def _store_takes_stale_writes(
+    self: Levels, attempt: Attempt, epoch: Epoch, shard: ShardId, items: Any
+) -> None:
+    self._put(epoch, shard, items)
+    self._note_changes(shard, items)
+
+
+def _watch_survives_an_abort(self: Levels, attempt: Attempt, base: Epoch, keep: Any) -> None:
+    with patch.object(Levels, "unwatch", lambda *shard: None):
+        _LEVELS_ROLL_BACK(self, attempt, base, keep)
+
+
+def _stores_never_hear_of_commits(self: ElasticExecutor) -> None:
+    pass
+
+
+def _labels_wait_for_ever_after_an_abort(self: Reassigner) -> None:
+    waits = self.labels_wait
+    self.moves.clear()
+    self.labels_wait = waits
+
+
+def _deleted_state_comes_back(self: StateCache, shard: ShardId) -> Iterator[tuple[bytes, Any]]:
+    for key, value in _CACHE_CHANGES(self, shard):
+        if value is not None:
+            yield key, value
+
+
 _KEEPER_PERSIST = Keeper._persist
 _LEVELS_CHANGED = Levels.changed_records
 _LEVELS_FOLD = Levels._fold
+_LEVELS_ROLL_BACK = Levels.roll_back
+_CACHE_CHANGES = StateCache._changes
 _ROLLBACK_PROCEED = Rollback.proceed
 _COORDINATOR_ON_PREPARED = Coordinator._on_prepared
 
@@ -204,6 +234,17 @@ FURTHER = (
         _handler(coordinator._HANDLERS, ParticipantPrepared, _committed_with_one_missing),
     ),
     Mutant("credit never ends", _method(InputCredits, "grant", _credit_never_ends)),
+    Mutant("store takes stale writes", _method(Levels, "write", _store_takes_stale_writes)),
+    Mutant("watch survives an abort", _method(Levels, "roll_back", _watch_survives_an_abort)),
+    Mutant(
+        "stores never hear of commits",
+        _method(ElasticExecutor, "_commit_stores", _stores_never_hear_of_commits),
+    ),
+    Mutant(
+        "labels wait for ever after an abort",
+        _method(Reassigner, "cancel", _labels_wait_for_ever_after_an_abort),
+    ),
+    Mutant("deleted state comes back", _method(StateCache, "_changes", _deleted_state_comes_back)),
     Mutant("old copy not dropped", _handler(keeper._HANDLERS, do.DropShard, _old_copy_not_dropped)),
 )
 

@@ -12,6 +12,7 @@ from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.executor import Phase
 from elasticutor.core.ids import Attempt, MoveId, Peer
+from elasticutor.core.moves import Move
 from elasticutor.errors import (
     ProtocolError,
     StaleAttemptError,
@@ -31,8 +32,9 @@ _LATE = (StaleAttemptError, UnknownTaskError, UnknownNodeError)
 class _Watch:
     """What is kept of one executor between two events."""
 
-    moves: int = 0
+    moves: tuple[Move, ...] = ()
     overlapping: set[MoveId] = field(default_factory=set)
+    flushed: set[MoveId] = field(default_factory=set)
     most_flights: int = 0
 
 
@@ -45,7 +47,7 @@ class Oracle:
         self._largest_batch = largest_batch
         self._largest_outputs = largest_batch * destinations
         self._watches: dict[str, _Watch] = {}
-        self._aborting_move = False
+        self._given_up: list[Move] = []  # by failures that no attempt has answered yet
         self._rolled_back: set[Attempt] = set()
 
     def violate(self, text: str) -> None:
@@ -87,10 +89,13 @@ class Oracle:
 
     def aborted(self, hosts: list[ExecutorHost]) -> None:
         """Note that an attempt was given up."""
+        under_way = [move for host in hosts if host.alive for move in host.core.moves]
+        under_way += self._given_up
+        self._given_up = []
         self.counts["aborts"] += 1
-        if self._aborting_move or any(host.core.moves for host in hosts if host.alive):
-            self.counts["aborts_mid_move"] += 1
-        self._aborting_move = False
+        self.counts["aborts_mid_move"] += bool(under_way)
+        for phase in {move.phase for move in under_way}:
+            self.counts[f"aborts_while_{phase.value}"] += 1
 
     def _check_memory(self, host: ExecutorHost, event: ev.TuplesArrived) -> None:
         if host.core.phase is not Phase.RUNNING:
@@ -115,11 +120,13 @@ class Oracle:
     ) -> None:
         epochs = host.core.epochs
         moves = host.core.moves
-        if watch.moves and not moves and any(isinstance(i, do.ReportFailure) for i in instructions):
-            self._aborting_move = True
-        watch.moves = len(moves)
+        if any(isinstance(instruction, do.ReportFailure) for instruction in instructions):
+            self._given_up = list(watch.moves)
+        watch.moves = moves
         if moves and (epochs.marked or epochs.flushing or epochs.persisting):
             watch.overlapping.update(move.id for move in moves)
+            if epochs.flushing:
+                watch.flushed.update(move.id for move in moves)
         for instruction in instructions:
             if isinstance(instruction, do.ReportMove):
                 self._count_move(watch, instruction)
@@ -133,6 +140,7 @@ class Oracle:
         self.counts["moves"] += 1
         self.counts["moves_remote"] += report.remote
         self.counts["moves_at_epoch_end"] += report.move in watch.overlapping
+        self.counts["moves_during_flush"] += report.move in watch.flushed
 
     def _check_window(self, host: ExecutorHost, label: do.SendLabel) -> None:
         """A label waits behind a window of work and no more, however long the queues are."""
@@ -181,6 +189,9 @@ class Oracle:
             if owner not in core.tasks or core.tasks[owner].node != home:
                 self.violate(f"owner: shard {shard} of {host.name}: task {owner}, state on {home}")
         for node, keeper in host.keepers.items():
+            leftover = (keeper.store.watched, keeper.core.moves_under_way)
+            if any(leftover) or len(keeper.store.uncommitted) > 1:
+                self.violate(f"leak: {node} of {host.name} still has {leftover}")
             for shard_id in keeper.store.shards():
                 if core.homes[shard_id] != node:
                     self.violate(f"owner: {node} has a second copy of {host.name}/{shard_id}")

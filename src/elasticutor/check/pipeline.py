@@ -151,6 +151,8 @@ class ChainOperator:
             chain[:] = self._link(tuple(chain) or None, row)
             if payload % 13 == 0:
                 state.clear(shard, (key, origin))
+                if payload % 2:
+                    state.get(shard, (key, origin), [])  # becomes state, and empty it stays
 
     def _link(self, last: tuple[int, int] | None, row: Row) -> tuple[int, int]:
         key, origin, sequence, payload = row

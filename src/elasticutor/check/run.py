@@ -10,6 +10,7 @@ import random
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from elasticutor.check.oracle import Oracle
@@ -132,7 +133,7 @@ class Run(ABC):
 
     def storage_s(self) -> float:
         """How long the checkpoint location takes to read or write."""
-        return self.rng.uniform(0.0005, 0.01)
+        return self.rng.uniform(0.0005, 0.01) * (20 if self.rng.random() < 0.01 else 1)
 
     def notice_s(self) -> float:
         """How long it takes until a loss is noticed."""
@@ -266,8 +267,15 @@ class Run(ABC):
         if host is not None and host.tasks:
             task = self.rng.choice(sorted(host.tasks))
             self.oracle.counts["lost_tasks"] += 1
-            self.note("fault", f"kill task {task} of {host.name}")
-            host.lose_task(task)
+            if self.rng.random() < 0.3:
+                self.oracle.counts["suspected_tasks"] += 1
+                self.note("fault", f"take task {task} of {host.name} for lost, though it lives")
+                zombie = host.suspect_task(task, lives_on_s=self.rng.uniform(0.0, 0.1))
+                # What it reads may change under its hands; that is no fault, if nobody sees it.
+                zombie.operator = replace(self._operator_of(host), complain=lambda text: None)
+            else:
+                self.note("fault", f"kill task {task} of {host.name}")
+                host.lose_task(task)
 
     def _lose_node(self) -> None:
         node = self.rng.choice(self._nodes)
@@ -277,6 +285,7 @@ class Run(ABC):
         self._nodes.append(NodeId(f"n{self._next_node}"))
         self._next_node += 1
         before = [host for host in self.world.executors.values() if host.alive]
+        self.oracle.counts["lost_executors"] += sum(host.node == node for host in before)
         self.world.lose_node(node)
         for host in before:
             if not host.alive:

@@ -34,6 +34,9 @@ class ExecutorConfig:
     min_chunks: int = 2
     """How many chunks a task is given ahead of time, however dear they are."""
 
+    max_chunks: int = 32
+    """How many chunks a task is given ahead of time, however cheap they are."""
+
     chunk_s: float = 0.002
     """How much work one chunk should be."""
 
@@ -72,6 +75,7 @@ class ExecutorConfig:
     """How soon the backlog should be gone: it counts as load over this time."""
 
     def __post_init__(self) -> None:
+        _require("max_chunks", self.max_chunks, least=self.min_chunks)
         for name in ("shards", "min_chunks", "first_chunk_rows", "max_chunk_rows", "max_moves"):
             _require(name, getattr(self, name), least=1)
         for name in ("min_credit_bytes", "output_bytes"):

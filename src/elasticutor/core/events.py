@@ -2,6 +2,9 @@
 
 An event says what *has happened*; it is handed to `ElasticExecutor.handle`, which answers with
 instructions (`elasticutor.core.instructions`). Who sends it is the heading it stands under.
+
+What one sender sends arrives in the order sent: a task's answer to a label or a flush is behind its
+answers to the chunks before it. Between senders nothing is assumed.
 """
 
 from __future__ import annotations
@@ -85,6 +88,18 @@ class NodeLost:
     """A node is gone, with its tasks and its store. Never the executor's own local node."""
 
     node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """The host cannot go on with the attempt: storage failed, a link broke, an operator raised.
+
+    Also what a host makes of any refusal that is not of something late: whoever was refused waits
+    for an answer that will not come.
+    """
+
+    attempt: Attempt
+    reason: str
 
 
 # From upstreams ----------------------------------------------------------------------------------
@@ -264,6 +279,7 @@ Event = (
     | MoveAsked
     | TaskLost
     | NodeLost
+    | AttemptFailed
     | TuplesArrived
     | MarkerArrived
     | OfferMeasured

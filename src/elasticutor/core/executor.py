@@ -287,9 +287,9 @@ class ElasticExecutor:
 
     def _on_task_lost(self, event: ev.TaskLost, now: float) -> None:
         task = self._require_task(event.task)
-        self._remove(task, now)
         if self.phase is Phase.RUNNING and task.running:
             self._fail(f"task {task.id} on node {task.node!r} was lost")
+        self._remove(task, now)
         self._go_on_rolling_back(now)
 
     def _on_node_lost(self, event: ev.NodeLost, now: float) -> None:
@@ -302,15 +302,20 @@ class ElasticExecutor:
         needed = any(task.running for task in tasks) or event.node in self._moves.homes
         needed = needed or bool(self._moves.touching(event.node))
         needed = needed or event.node in (self.epochs.persisting or ())
+        if self.phase is Phase.RUNNING and needed:
+            self._fail(f"node {event.node!r} was lost with {len(tasks)} of the executor's tasks")
         self._stores.discard(event.node)
         self._state_bytes.pop(event.node, None)
         self._moves.forget_node(event.node)
         self._rollback.forget_node(event.node)
         for task in tasks:
             self._remove(task, now)
-        if self.phase is Phase.RUNNING and needed:
-            self._fail(f"node {event.node!r} was lost with {len(tasks)} of the executor's tasks")
         self._go_on_rolling_back(now)
+
+    def _on_attempt_failed(self, event: ev.AttemptFailed, now: float) -> None:
+        self.epochs.require_attempt(event.attempt)
+        if self.phase is Phase.RUNNING:
+            self._fail(event.reason)
 
     # The data path
 
@@ -375,6 +380,7 @@ class ElasticExecutor:
 
     def _after_moves(self, now: float) -> None:
         """Some shard may have found its task: its tuples flow, and nothing may wait for it."""
+        self._moves.hold_labelled()
         self._data.feed_all(now)
         self._try_to_end_epoch(now)
 
@@ -389,7 +395,11 @@ class ElasticExecutor:
             raise OutOfOrderError(f"shard {event.shard}", "not be on the move", "a second request")
         if self.table.owner(event.shard) in (event.destination, None):
             return
-        self._move(event.shard, event.destination, now)
+        if not self._move(event.shard, event.destination, now):
+            raise OutOfOrderError(
+                f"old copy of shard {event.shard} on {task.node!r}", "be dropped first", task.id
+            )
+        self._moves.hold_labelled()
 
     def _on_shard_opened(self, event: ev.ShardOpened, now: float) -> None:
         self._moves.opened(self._moves.require(event.move, MovePhase.OPENING))
@@ -464,6 +474,8 @@ class ElasticExecutor:
         self._require_task(event.task)
         if event.task not in self._flushing or event.epoch != self.epochs.open:
             raise OutOfOrderError(f"task {event.task}", "have been told to flush", event.epoch)
+        if self.tasks[event.task].flights:
+            raise OutOfOrderError(f"task {event.task}", "answer its chunks first", event.epoch)
         self._flushing.discard(event.task)
         if not self._flushing:
             self._seal(now)
@@ -562,6 +574,7 @@ _HANDLERS: dict[type, Callable[[ElasticExecutor, Any, float], None]] = {
     ev.MoveAsked: ElasticExecutor._on_move_asked,
     ev.TaskLost: ElasticExecutor._on_task_lost,
     ev.NodeLost: ElasticExecutor._on_node_lost,
+    ev.AttemptFailed: ElasticExecutor._on_attempt_failed,
     ev.TuplesArrived: ElasticExecutor._on_tuples_arrived,
     ev.MarkerArrived: ElasticExecutor._on_marker_arrived,
     ev.OfferMeasured: ElasticExecutor._on_offer_measured,

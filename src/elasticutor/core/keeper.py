@@ -77,6 +77,11 @@ class Keeper:
         self._incoming: dict[MoveId, int] = {}  # bytes that came with the current phase
         self._outgoing: dict[MoveId, _Copy] = {}
 
+    @property
+    def moves_under_way(self) -> tuple[MoveId, ...]:
+        """Moves that bring state here or take it away, and are not done."""
+        return (*self._incoming, *self._outgoing)
+
     def handle(self, order: Any) -> list[Errand]:
         """Carry an instruction of the main process out, in the order in which they come."""
         handler = _HANDLERS.get(type(order))

@@ -40,6 +40,7 @@ class Reassigner:
         self._emit = emit
         self._next_move = 0
         self._dropping: set[tuple[NodeId, ShardId]] = set()
+        self._unheld: list[ShardId] = []  # labelled since the last `hold_labelled`
         self.table = RoutingTable.unplaced(shards)
         self.homes: list[NodeId | None] = [None] * shards
         """Per shard the node with its state; None: at most the checkpoint has any."""
@@ -50,7 +51,10 @@ class Reassigner:
     # What is asked for
 
     def start(self, shard: ShardId, destination: TaskId, base: Epoch, now: float) -> bool:
-        """Begin to move a shard; False if it has to wait for an older copy to be dropped."""
+        """Begin to move a shard; False if it has to wait for an older copy to be dropped.
+
+        Whoever starts moves calls `hold_labelled` when all are started.
+        """
         source = self.table.owner(shard)
         origin, target = self.homes[shard], self._tasks[destination].node
         if (target, shard) in self._dropping:
@@ -72,10 +76,17 @@ class Reassigner:
             self._ask_label(move, now)
         return True
 
+    def hold_labelled(self) -> None:
+        """Hold the shards whose labels were just sent, all at once; before anything is fed."""
+        if self._unheld:
+            self._receiver.hold(self._unheld)
+            self._unheld = []
+
     def send_waiting_labels(self, now: float) -> None:
         """The epoch has ended: moves that had to wait for that go on."""
         for move in [move for move in self.moves.values() if move.phase is MovePhase.WAITING]:
             self._ask_label(move, now)
+        self.hold_labelled()
 
     # What is answered
 
@@ -104,6 +115,7 @@ class Reassigner:
             self._send_rest(move)
         else:
             self._ask_label(move, now)
+            self.hold_labelled()
 
     def drained(self, move: Move, now: float) -> None:
         """The source task is done with the shard, and its state is in the store."""
@@ -132,18 +144,16 @@ class Reassigner:
 
     def settle(self) -> None:
         """Let the receiver route to the owners that the table names."""
+        self._receiver.hold(self.table.shards_of(None))
         for shard, owner in enumerate(self.table.owners):
-            if owner is None:
-                self._receiver.hold(ShardId(shard))
-            else:
+            if owner is not None:
                 self._receiver.release(ShardId(shard), self._tasks[owner].slot)
 
     def unplace(self, shards: Collection[ShardId]) -> None:
         """Let these shards have no owner."""
         if shards:
             self.table = self.table.with_owners(dict.fromkeys(shards))
-        for shard in shards:
-            self._receiver.hold(shard)
+            self._receiver.hold(shards)
 
     def forget_node(self, node: NodeId) -> None:
         """The node's store is gone."""
@@ -197,7 +207,7 @@ class Reassigner:
         assert move.source is not None  # only an owned shard has tuples to drain
         move.phase = MovePhase.DRAINING
         move.labelled_at = now
-        self._receiver.hold(move.shard)
+        self._unheld.append(move.shard)
         self._emit(SendLabel(move.source, move.id, move.shard))
 
     def _complete(self, move: Move, migrated: int, now: float) -> None:

@@ -14,7 +14,7 @@ upstream and one shard wait, they wait in the order in which they came.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -134,14 +134,33 @@ class Receiver:
 
     # Shards
 
-    def hold(self, shard: ShardId) -> None:
-        """Keep the shard's tuples back, those waiting in its task's queue included."""
-        slot = self._slot_of[shard]
-        self._slot_of[shard] = HELD
-        if slot != HELD:
-            pulled, self._queues[slot] = _pull(self._queues[slot], shard)
-            if pulled:
-                self._held.setdefault(shard, []).extend(pulled)
+    def hold(self, shards: Collection[ShardId]) -> None:
+        """Keep these shards' tuples back, those waiting in their tasks' queues included.
+
+        Every queue is looked through once, however many shards are held.
+        """
+        slots = {int(self._slot_of[shard]) for shard in shards} - {HELD}
+        self._slot_of[list(shards)] = HELD
+        for slot in sorted(slots):
+            if self._queues[slot]:
+                self._pull_held(slot)
+
+    def _pull_held(self, slot: int) -> None:
+        """Take tuples of held shards out of a queue, in their order."""
+        queue = self._queues[slot]
+        held = self._slot_of.take(np.concatenate([part.shards for part in queue])) == HELD
+        starts = np.cumsum([0, *(part.count for part in queue)]).tolist()
+        left: deque[Part] = deque()
+        for part, start, end in zip(queue, starts[:-1], starts[1:], strict=True):
+            mine = held[start:end]
+            if not mine.any():
+                left.append(part)
+            elif mine.all():
+                self._hold_back(part)
+            else:
+                self._hold_back(part.pick(mine))
+                left.append(part.pick(~mine))
+        self._queues[slot] = left
 
     def release(self, shard: ShardId, slot: int) -> None:
         """Let the shard's tuples go to the task of this slot."""
@@ -202,22 +221,6 @@ class Receiver:
         for shard in np.unique(part.shards).tolist():
             mine = part.pick(part.shards == shard)
             self._held.setdefault(ShardId(shard), []).append(mine)
-
-
-def _pull(queue: Iterable[Part], shard: ShardId) -> tuple[list[Part], deque[Part]]:
-    """Separate a shard's tuples from the others in a queue."""
-    pulled: list[Part] = []
-    left: deque[Part] = deque()
-    for part in queue:
-        mask = part.shards == shard
-        if not mask.any():
-            left.append(part)
-        elif mask.all():
-            pulled.append(part)
-        else:
-            pulled.append(part.pick(mask))
-            left.append(part.pick(~mask))
-    return pulled, left
 
 
 def _by_arrival(part: Part) -> int:

@@ -67,9 +67,12 @@ class TaskView:
 
     def full(self, config: ExecutorConfig) -> bool:
         """Whether it has been given as much as it may have ahead of time."""
-        if len(self.flights) < config.min_chunks:
+        chunks = len(self.flights)
+        if chunks < config.min_chunks:
             return False
-        return self.in_flight_s >= config.window_s or self.row_s is None
+        return (
+            self.in_flight_s >= config.window_s or chunks >= config.max_chunks or self.row_s is None
+        )
 
     def room(self, config: ExecutorConfig) -> int:
         """How many tuples the next chunk may have; 0 while the window is full."""

@@ -234,6 +234,13 @@ class ExecutorHost:
         self.tasks.pop(task).end()
         self.world.kernel.after(self.world.surroundings.notice_s(), self.tell, ev.TaskLost(task))
 
+    def suspect_task(self, task: TaskId, lives_on_s: float) -> TaskHost:
+        """Take a task for lost that is not; it goes on for a while with what it was given."""
+        zombie = self.tasks.pop(task)
+        self.world.kernel.after(lives_on_s, zombie.end)
+        self.tell(ev.TaskLost(task))
+        return zombie
+
     def lose_node(self, node: NodeId) -> None:
         """Lose what this executor has on another node."""
         keeper = self.keepers.pop(node, None)
@@ -271,7 +278,8 @@ class KeeperHost:
         self.executor = executor
         self.node = node
         self.world = executor.world
-        self.store = Levels(MemoryBackend(), attempt=attempt, committed=committed)
+        self.backend = MemoryBackend()
+        self.store = Levels.create(self.backend, attempt=attempt, committed=committed)
         self.core = Keeper(node, self.store, slice_records=slice_records)
         self.address = Address(f"{executor.address}/{node}")
         self.alive = True
@@ -343,9 +351,9 @@ class TaskHost:
         self.address = address
         self.alive = True
         self.slowness = 1.0
-        operator = executor.operator
+        self.operator = operator = executor.operator
         cache = StateCache(
-            keeper.store, operator.codec, Attempt(0), Epoch(0), max_keys=operator.max_keys
+            Levels(keeper.backend), operator.codec, Attempt(0), Epoch(0), max_keys=operator.max_keys
         )
         self.core = Task(task, cache)
         self.cache = cache
@@ -370,6 +378,12 @@ class TaskHost:
         self.world.network.leave(self.address)
 
     def _work(self) -> None:
+        try:
+            self._work_on()
+        except StaleAttemptError:
+            self.end()  # the store has let it know that it was given up
+
+    def _work_on(self) -> None:
         while self._inbox and self.alive:
             message = self._inbox.popleft()
             match message:
@@ -389,9 +403,13 @@ class TaskHost:
     def _finish(self, chunk: do.Dispatch, seconds: float) -> None:
         if not self.alive:
             return
-        self.core.open_chunk(chunk)
-        outputs = self._process(chunk)
-        self.core.close_chunk()
+        try:
+            self.core.open_chunk(chunk)
+            outputs = self._process(chunk)
+            self.core.close_chunk()
+        except StaleAttemptError:
+            self.end()
+            return
         rows = sum(len(part.rows) for part in chunk.parts)
         row_seconds = np.full(rows, seconds / rows) if chunk.chunk % 2 else None
         self._send(
@@ -403,7 +421,7 @@ class TaskHost:
         self._work()
 
     def _process(self, chunk: do.Dispatch) -> tuple[ev.Output, ...]:
-        operator = self.executor.operator
+        operator = self.operator
         outputs: dict[Peer, list[Any]] = {}
         for part in chunk.parts:
             batch = part.batch.content

@@ -44,6 +44,15 @@ class Backend(Protocol):
     def drop(self, table: str, shard: ShardId) -> None:
         """Remove all records of a shard from this table."""
 
+    def load(self, name: str) -> tuple[int, ...]:
+        """Some numbers that were saved under a name; empty if none were.
+
+        Every process that has the backend open sees what the last one saved.
+        """
+
+    def save(self, name: str, numbers: tuple[int, ...]) -> None:
+        """Keep some numbers under a name."""
+
 
 class MemoryBackend:
     """A backend of dictionaries: for simulations and tests.
@@ -57,6 +66,7 @@ class MemoryBackend:
 
     def __init__(self) -> None:
         self._tables: dict[str, dict[ShardId, dict[bytes, Value]]] = {}
+        self._numbers: dict[str, tuple[int, ...]] = {}
 
     def get(self, table: str, shard: ShardId, key: bytes) -> Value | Missing:
         """The record of the key in this table, if there is one."""
@@ -87,3 +97,11 @@ class MemoryBackend:
     def drop(self, table: str, shard: ShardId) -> None:
         """Remove all records of a shard from this table."""
         self._tables.get(table, {}).pop(shard, None)
+
+    def load(self, name: str) -> tuple[int, ...]:
+        """Some numbers that were saved under a name; empty if none were."""
+        return self._numbers.get(name, ())
+
+    def save(self, name: str, numbers: tuple[int, ...]) -> None:
+        """Keep some numbers under a name."""
+        self._numbers[name] = numbers

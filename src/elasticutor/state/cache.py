@@ -60,7 +60,7 @@ class StateCache:
     Example:
         >>> from elasticutor.state.backend import MemoryBackend
         >>> from elasticutor.state.levels import Levels
-        >>> store = Levels(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
+        >>> store = Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
         >>> cache = StateCache(store, Codec(str.encode), Attempt(1), Epoch(1))
         >>> cache.get(ShardId(0), "user", []).append("click")
         >>> cache.flush() > 0
@@ -83,7 +83,8 @@ class StateCache:
         self._codec = codec
         self._max_keys = max_keys
         self._values: dict[ShardId, dict[Hashable, Any]] = {}
-        self._dirty: dict[ShardId, set[Hashable]] = {}
+        # Keys in the order of their first change: a set would order them by their hash.
+        self._dirty: dict[ShardId, dict[Hashable, None]] = {}
         self.attempt = attempt
         self.epoch = epoch
 
@@ -169,7 +170,7 @@ class StateCache:
         return value
 
     def _touch(self, shard: ShardId, key: Hashable) -> None:
-        self._dirty.setdefault(shard, set()).add(key)
+        self._dirty.setdefault(shard, {})[key] = None
 
     def _changes(self, shard: ShardId) -> Iterator[tuple[bytes, Value]]:
         values = self._values.get(shard, {})

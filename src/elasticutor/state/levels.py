@@ -23,6 +23,7 @@ from elasticutor.state.backend import MISSING, Backend, Value
 
 _COMMITTED = "committed"
 _CHANGED = "changed"  # keys written since the copy of a watched shard began
+_FENCE, _UNCOMMITTED, _WATCHED = "fence", "uncommitted", "watched"
 
 
 Cursor = tuple[int, bytes | None]
@@ -48,9 +49,12 @@ class Record:
 class Levels:
     """The state of one executor's shards on one node, with a level per uncommitted epoch.
 
+    The node's keeper and every task there have one each, over the same backend; so nothing that
+    one of them must know of another is kept anywhere but in the backend.
+
     Example:
         >>> from elasticutor.state.backend import MemoryBackend
-        >>> store = Levels(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
+        >>> store = Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
         >>> store.write(Attempt(1), Epoch(1), ShardId(0), [(b"k", b"one")])
         >>> store.write(Attempt(1), Epoch(2), ShardId(0), [(b"k", None)])
         >>> store.read(ShardId(0), b"k") is None
@@ -60,16 +64,38 @@ class Levels:
         b'one'
     """
 
-    def __init__(self, backend: Backend, *, attempt: Attempt, committed: Epoch) -> None:
+    def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._uncommitted: list[Epoch] = []
-        self._watched: set[ShardId] = set()
-        self.attempt = attempt
-        self.committed = committed
+
+    @classmethod
+    def create(cls, backend: Backend, *, attempt: Attempt, committed: Epoch) -> Levels:
+        """An empty store."""
+        backend.save(_FENCE, (attempt, committed))
+        return cls(backend)
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt whose tasks may write; those of later ones may too, of earlier ones not."""
+        return Attempt(self._backend.load(_FENCE)[0])
+
+    @property
+    def committed(self) -> Epoch:
+        """The newest epoch that will not be rolled back."""
+        return Epoch(self._backend.load(_FENCE)[1])
+
+    @property
+    def uncommitted(self) -> tuple[Epoch, ...]:
+        """The epochs after it that have a level, in rising order."""
+        return tuple(map(Epoch, self._backend.load(_UNCOMMITTED)))
+
+    @property
+    def watched(self) -> tuple[ShardId, ...]:
+        """The shards whose changes are noted."""
+        return tuple(map(ShardId, self._backend.load(_WATCHED)))
 
     def read(self, shard: ShardId, key: bytes) -> Value:
         """The newest value of a key, `None` if it has none."""
-        for epoch in reversed(self._uncommitted):
+        for epoch in reversed(self.uncommitted):
             value = self._backend.get(_table(epoch), shard, key)
             if value is not MISSING:
                 return value
@@ -98,9 +124,10 @@ class Levels:
 
     def commit(self, epoch: Epoch) -> None:
         """Fold every level up to the epoch into the committed one."""
-        for level in [level for level in self._uncommitted if level <= epoch]:
-            self._fold(level)
-        self.committed = max(self.committed, epoch)
+        for level in self.uncommitted:
+            if level <= epoch:
+                self._fold(level)
+        self._backend.save(_FENCE, (self.attempt, max(self.committed, epoch)))
 
     def roll_back(self, attempt: Attempt, base: Epoch, keep: Collection[ShardId]) -> None:
         """Return to the state of `base`; forget all shards but those to keep.
@@ -111,13 +138,12 @@ class Levels:
         if base < self.committed and keep:
             raise OutOfOrderError("base to keep shards of", f"be {self.committed} or later", base)
         self.commit(base)
-        self.committed = base
-        self.attempt = attempt
-        for level in self._uncommitted:
+        self._backend.save(_FENCE, (attempt, base))
+        for level in self.uncommitted:
             for shard in self._backend.shards(_table(level)):
                 self._backend.drop(_table(level), shard)
-        self._uncommitted.clear()
-        for shard in self._watched.copy():
+        self._backend.save(_UNCOMMITTED, ())
+        for shard in self.watched:
             self.unwatch(shard)
         for shard in self._backend.shards(_COMMITTED):
             if shard not in keep:
@@ -127,11 +153,11 @@ class Levels:
 
     def watch(self, shard: ShardId) -> None:
         """Note from now on which keys of the shard change."""
-        self._watched.add(shard)
+        self._backend.save(_WATCHED, tuple(sorted({*self.watched, shard})))
 
     def unwatch(self, shard: ShardId) -> None:
         """Stop noting them."""
-        self._watched.discard(shard)
+        self._backend.save(_WATCHED, tuple(s for s in self.watched if s != shard))
         self._backend.drop(_CHANGED, shard)
 
     def copy(
@@ -194,12 +220,12 @@ class Levels:
         return {key: value for (_, key), value in newest.items() if value is not None}
 
     def _tables(self) -> list[tuple[Epoch, str]]:
-        return [(self.committed, _COMMITTED), *((e, _table(e)) for e in self._uncommitted)]
+        return [(self.committed, _COMMITTED), *((e, _table(e)) for e in self.uncommitted)]
 
     def _put(self, epoch: Epoch, shard: ShardId, items: Collection[tuple[bytes, Value]]) -> None:
         if epoch > self.committed:
-            if epoch not in self._uncommitted:
-                self._uncommitted = sorted([*self._uncommitted, epoch])
+            if epoch not in self.uncommitted:
+                self._backend.save(_UNCOMMITTED, tuple(sorted([*self.uncommitted, epoch])))
             self._backend.put(_table(epoch), shard, items)
         else:
             self._put_committed(shard, items)
@@ -215,10 +241,10 @@ class Levels:
             self._put_committed(shard, items)
             self._note_changes(shard, items)
             self._backend.drop(_table(level), shard)
-        self._uncommitted.remove(level)
+        self._backend.save(_UNCOMMITTED, tuple(e for e in self.uncommitted if e != level))
 
     def _note_changes(self, shard: ShardId, items: Collection[tuple[bytes, Value]]) -> None:
-        if shard in self._watched:
+        if shard in self.watched:
             self._backend.put(_CHANGED, shard, [(key, None) for key, _ in items])
 
 
