@@ -17,6 +17,7 @@ from elasticutor.core.coordinator import (
     ManifestWritten,
     Order,
     ParticipantFailed,
+    ParticipantLost,
     ParticipantPrepared,
     ParticipantReady,
     StartSource,
@@ -114,7 +115,7 @@ def test_epochs_begin_end_and_are_committed_one_after_the_other() -> None:
         assert (made.phase, made.epoch) == (CoordinatorPhase.RUNNING, epoch)
         ends = [EndEpoch(who, Attempt(1), Epoch(epoch)) for who in SOURCES]
         assert made.handle(EpochDue()) == ends
-        manifest = WriteManifest(Epoch(epoch), Epoch(epoch - 1), notes_of(100 * epoch))
+        manifest = WriteManifest(Epoch(epoch), Attempt(1), Epoch(epoch - 1), notes_of(100 * epoch))
         assert prepare(made, 100 * epoch) == [manifest]
         assert made.committed == epoch - 1
         commits = [CommitEpoch(who, Attempt(1), Epoch(epoch)) for who in RECEIVERS]
@@ -146,13 +147,13 @@ def test_a_topology_may_do_without_sinks() -> None:
 
 def test_it_starts_from_a_manifest() -> None:
     made = coordinator()
-    assert made.start(Epoch(7), {"clicks": 70, "table": "done"}) == begun(1, 7)
+    assert made.start(Epoch(7), {CLICKS: 70, TABLE: "done"}) == begun(1, 7)
     assert ready(made) == [
         StartSource(CLICKS, Attempt(1), Epoch(8), 70),
         StartSource(VIEWS, Attempt(1), Epoch(8), None),
     ]
     made.handle(EpochDue())
-    assert prepare(made, 80) == [WriteManifest(Epoch(8), Epoch(7), notes_of(80))]
+    assert prepare(made, 80) == [WriteManifest(Epoch(8), Attempt(1), Epoch(7), notes_of(80))]
 
 
 def test_a_written_manifest_is_not_changed_by_what_comes_later() -> None:
@@ -161,7 +162,7 @@ def test_a_written_manifest_is_not_changed_by_what_comes_later() -> None:
     [manifest] = prepare(made, 10)
     made.handle(ManifestWritten(Epoch(1)))
     run_epochs(made, 1)
-    assert manifest == WriteManifest(Epoch(1), Epoch(0), notes_of(10))
+    assert manifest == WriteManifest(Epoch(1), Attempt(1), Epoch(0), notes_of(10))
 
 
 @pytest.mark.parametrize("phase", ["beginning", "ending", "writing"])
@@ -203,7 +204,7 @@ def test_a_failure_leads_back_to_the_last_committed_epoch(phase: str, who: Peer)
     assert made.handle(failure(made, who)) == begun(2, 2)
     assert ready(made) == started(2, 3, 20)
     made.handle(EpochDue())
-    assert prepare(made, 33) == [WriteManifest(Epoch(3), Epoch(2), notes_of(33))]
+    assert prepare(made, 33) == [WriteManifest(Epoch(3), Attempt(2), Epoch(2), notes_of(33))]
 
 
 def test_a_failure_before_the_first_commit_leads_back_to_the_beginning() -> None:
@@ -214,7 +215,7 @@ def test_a_failure_before_the_first_commit_leads_back_to_the_beginning() -> None
 
 def test_a_failure_while_beginning_begins_again() -> None:
     made = coordinator()
-    made.start(Epoch(5), {"clicks": 50, "views": 50})
+    made.start(Epoch(5), {CLICKS: 50, VIEWS: 50})
     made.handle(ParticipantReady(COUNT, Attempt(1)))
     assert made.handle(failure(made)) == begun(2, 5)
     assert ready(made) == started(2, 6, 50)
@@ -326,7 +327,7 @@ def test_it_starts_once() -> None:
     made = in_phase("running")
     before = deepcopy(vars(made))
     with pytest.raises(OutOfOrderError, match="coordinator must be idle"):
-        made.start(Epoch(9), {"clicks": 90})
+        made.start(Epoch(9), {CLICKS: 90})
     assert vars(made) == before
 
 
@@ -367,7 +368,11 @@ class Topology:
 
     @property
     def newest(self) -> WriteManifest:
-        return self.manifests[-1] if self.manifests else WriteManifest(Epoch(0), Epoch(0), {})
+        return (
+            self.manifests[-1]
+            if self.manifests
+            else WriteManifest(Epoch(0), Attempt(0), Epoch(0), {})
+        )
 
     def tell(self, event: CoordinatorEvent) -> None:
         current = self.coordinator.attempt
@@ -393,7 +398,7 @@ class Topology:
                         self.answers += [
                             ParticipantPrepared(peer, attempt, epoch) for peer in RECEIVERS
                         ]
-                case WriteManifest(epoch, predecessor, notes):
+                case WriteManifest(epoch, _, predecessor, notes):
                     assert predecessor == self.newest.epoch
                     assert epoch == predecessor + 1
                     assert set(notes) == set(EVERYBODY)
@@ -460,3 +465,14 @@ def test_a_failure_before_the_start_or_of_a_stranger_begins_nothing() -> None:
 def test_an_event_of_another_kind_is_refused() -> None:
     with pytest.raises(BadValueError, match="event must be one for a coordinator"):
         Coordinator(["e"], ["s"], []).handle(object())  # type: ignore[arg-type]
+
+
+def test_a_new_coordinator_goes_on_with_the_next_attempt() -> None:
+    made = coordinator()
+    assert made.start(Epoch(7), {CLICKS: 70}, Attempt(5)) == begun(6, 7)
+
+
+def test_a_lost_participant_costs_the_attempt_whatever_attempt_it_knew() -> None:
+    made = in_phase("beginning")
+    assert made.handle(ParticipantLost(COUNT, "killed")) == begun(made.attempt, 0)
+    assert made.attempt == 2

@@ -110,6 +110,15 @@ class BatchRun(Run):
         if not self._committing:
             self._again(f"the main process of {host.name} was lost")
 
+    def lose_driver(self) -> None:
+        """The driver is gone, and every process with it; the batch runs again, from new ones."""
+        for host in list(self.world.executors.values()):
+            if host.alive:
+                host.die()
+            self.place_executor(host.name, self._operator_of(host))
+        if not self._committing:
+            self._again("the driver was lost")
+
     def fail_something(self) -> None:
         """Cancel the running stage; its tasks notice after a while."""
         if not self._committing:

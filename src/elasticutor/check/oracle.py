@@ -12,7 +12,7 @@ from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.executor import Phase
 from elasticutor.core.ids import Attempt, MoveId, Peer
-from elasticutor.core.moves import Move
+from elasticutor.core.moves import Move, MovePhase
 from elasticutor.errors import (
     ProtocolError,
     StaleAttemptError,
@@ -72,6 +72,7 @@ class Oracle:
             self._check_memory(host, event)  # type: ignore[arg-type]
         if kind in ev.MOVE_EVENTS and any(isinstance(i, TO_UPSTREAMS) for i in instructions):
             self.violate(f"{host.name}: upstreams heard of {event}")
+        self._check_nobody_waits_in_vain(host)
         self._count_moves(host, watch, instructions)
 
     def before_attempt(self, host: ExecutorHost, begun: ev.AttemptBegun) -> None:
@@ -96,6 +97,16 @@ class Oracle:
         self.counts["aborts_mid_move"] += bool(under_way)
         for phase in {move.phase for move in under_way}:
             self.counts[f"aborts_while_{phase.value}"] += 1
+
+    def _check_nobody_waits_in_vain(self, host: ExecutorHost) -> None:
+        """A held shard, a move or an upstream holds up nothing but what it must."""
+        core = host.core
+        if core.starving():
+            self.violate(f"waiting: tasks {core.starving()} of {host.name} could work")
+        if core.moves and not core.epochs.all_marked:
+            waiting = [move.id for move in core.moves if move.phase is MovePhase.WAITING]
+            if waiting:
+                self.violate(f"waiting: moves {waiting} of {host.name}, though no epoch ends")
 
     def _check_memory(self, host: ExecutorHost, event: ev.TuplesArrived) -> None:
         if host.core.phase is not Phase.RUNNING:

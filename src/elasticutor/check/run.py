@@ -67,6 +67,10 @@ class Run(ABC):
         """The driver notices that a main process is gone; another one stands ready."""
 
     @abstractmethod
+    def lose_driver(self) -> None:
+        """Lose everything that is not durable."""
+
+    @abstractmethod
     def fail_something(self) -> None:
         """Let the attempt fail although nothing of the executors is lost."""
 
@@ -182,7 +186,7 @@ class Run(ABC):
 
     def replace_executor(self, host: ExecutorHost) -> None:
         """A main process is gone: have another one, and tell whoever drives the epochs."""
-        if not self.done:
+        if not self.done and self.world.executors[host.name] is host:
             self.place_executor(host.name, self._operator_of(host))
             self.executor_lost(host)
 
@@ -222,6 +226,7 @@ class Run(ABC):
             (rates.lost_tasks, self._lose_task),
             (rates.lost_nodes, self._lose_node),
             (rates.lost_executors, self._lose_executor),
+            (rates.lost_drivers, self._lose_driver),
             (rates.failures, self._fail),
             (rates.slow_phases, self._slow_down),
         ]
@@ -298,6 +303,11 @@ class Run(ABC):
             self.note("fault", f"kill the main process of {host.name}")
             host.die()
             self.kernel.after(self.notice_s(), self.replace_executor, host)
+
+    def _lose_driver(self) -> None:
+        self.oracle.counts["lost_drivers"] += 1
+        self.note("fault", "kill the driver and everything with it")
+        self.lose_driver()
 
     def _fail(self) -> None:
         self.oracle.counts["failures"] += 1

@@ -32,6 +32,7 @@ _COUNTS = (
     "suspected_tasks",
     "lost_nodes",
     "lost_executors",
+    "lost_drivers",
     "failures",
     "cores_granted",
     "cores_taken",

@@ -23,13 +23,14 @@ _STYLES: tuple[Style, ...] = ("in place", "set", "clearing")
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How often things are done to the run; per second of its expected length, or as a chance."""
+    """How often things are done in a run, on average; or the chance of each time."""
 
     moves: float
     core_changes: float
     lost_tasks: float
     lost_nodes: float
     lost_executors: float
+    lost_drivers: float
     failures: float
     """Attempts given up although nothing was lost: a source that fails, a cancelled stage."""
     slow_phases: float
@@ -167,6 +168,7 @@ def _draw_rates(rng: random.Random) -> Rates:
         lost_tasks=0.0 if calm else rng.choice((0.3, 1.0)),
         lost_nodes=0.0 if calm else rng.choice((0.1, 0.4)),
         lost_executors=0.0 if calm else rng.choice((0.0, 0.3)),
+        lost_drivers=0.0 if calm else rng.choice((0.0, 0.1)),
         failures=0.0 if calm else rng.choice((0.2, 0.6)),
         slow_phases=rng.choice((0.0, 3.0)),
         manifest_fails=0.0 if calm else rng.choice((0.0, 0.15)),

@@ -23,18 +23,13 @@ class StreamRun(Run):
 
     def __init__(self, scenario: Scenario, trace: Trace | None = None) -> None:
         super().__init__(scenario, trace)
-        self._sources = [
-            SourceHost(self, Peer(f"source-{n}"), scenario.root_of(n), rows)
-            for n, rows in enumerate(scenario.inputs)
-        ]
+        self._sources = self._start_sources(0)
         last = [operator for operator in scenario.operators if not operator.downstream]
         self._sink = SinkHost(self, [name for op in last for name in op.executor_names])
         self._upstreams = self._find_upstreams()
-        self._coordinator = co.Coordinator(
-            executors=[name for op in scenario.operators for name in op.executor_names],
-            sources=[source.name for source in self._sources],
-            sinks=[SINK],
-        )
+        self._drivers = 0
+        self._writing: co.WriteManifest | None = None
+        self._coordinator = self._make_coordinator()
 
     def start(self) -> None:
         """Let the coordinator begin, and end an epoch now and then."""
@@ -52,6 +47,44 @@ class StreamRun(Run):
 
     # The driver
 
+    def _make_coordinator(self) -> co.Coordinator:
+        return co.Coordinator(
+            executors=[name for op in self.scenario.operators for name in op.executor_names],
+            sources=[source.name for source in self._sources],
+            sinks=[SINK],
+        )
+
+    def _start_sources(self, incarnation: int) -> list[SourceHost]:
+        inputs = enumerate(self.scenario.inputs)
+        return [
+            SourceHost(self, Peer(f"source-{n}"), incarnation, self.scenario.root_of(n), rows)
+            for n, rows in inputs
+        ]
+
+    def lose_driver(self) -> None:
+        """The driver is gone, and with it every process that it had started; another one comes.
+
+        A manifest that was being written may have become durable or not. The sink is a system of
+        its own and stays.
+        """
+        self.abort("the driver was lost")
+        old, self._drivers = self._coordinator, self._drivers + 1
+        if self._writing is not None and self.rng.random() < 0.5:
+            self._make_durable(self._writing)
+        self._writing = None
+        self.world.network.leave(self.world.driver)
+        self.world.network.join(self.world.driver, self.driver_receives)
+        for source in self._sources:
+            source.end()
+        for host in list(self.world.executors.values()):
+            if host.alive:
+                host.die()
+            self.place_executor(host.name, self._operator_of(host))
+        self._sources = self._start_sources(self._drivers)
+        self._coordinator = self._make_coordinator()
+        committed = self.world.durable.committed(next(iter(self.world.executors)))
+        self._obey(self._coordinator.start(committed, self.world.durable.notes, old.attempt))
+
     def driver_receives(self, sender: Address, message: Any) -> None:
         """Take a message to the coordinator in."""
         match message:
@@ -66,15 +99,11 @@ class StreamRun(Run):
 
     def executor_lost(self, host: ExecutorHost) -> None:
         """Tell the coordinator that a main process is gone."""
-        self._fail_attempt(host.name, "its main process was lost")
+        self._tell(co.ParticipantLost(host.name, "its main process was lost"))
 
     def fail_something(self) -> None:
         """Let a source fail: it comes back at once, but cannot go on where it was."""
-        self._fail_attempt(self.rng.choice(self._sources).name, "it was restarted")
-
-    def _fail_attempt(self, who: Peer, reason: str) -> None:
-        attempt = self._coordinator.attempt
-        self._tell(co.ParticipantFailed(who, attempt, reason))
+        self._tell(co.ParticipantLost(self.rng.choice(self._sources).name, "it was restarted"))
 
     def _tell(self, event: co.CoordinatorEvent) -> None:
         before = self._coordinator.attempt
@@ -92,6 +121,7 @@ class StreamRun(Run):
         for order in orders:
             match order:
                 case co.WriteManifest():
+                    self._writing = order
                     self.kernel.after(self.storage_s(), self._write_manifest, order)
                 case co.BeginAttempt(who, attempt, base, epoch) if who in self.world.executors:
                     upstreams, destinations = self._upstreams[who], self._destinations(who)
@@ -105,15 +135,22 @@ class StreamRun(Run):
         self.world.send(self.world.driver, peer, message)
 
     def _write_manifest(self, order: co.WriteManifest) -> None:
+        if order is not self._writing:
+            return  # its driver is gone
+        self._writing = None
         if self.rng.random() < self.scenario.rates.manifest_fails:
             self._tell(co.ManifestFailed(order.epoch, "no space left"))
             return
-        for name in self.world.executors:
-            self.world.durable.commit(name, order.epoch, self._coordinator.attempt)
-        self.oracle.counts["epochs"] += 1
+        self._make_durable(order)
         self._tell(co.ManifestWritten(order.epoch))
-        finished = all(order.notes[s.name] == len(s.rows) for s in self._sources)
+        finished = all(order.notes[source.name] == len(source.rows) for source in self._sources)
         self.done = finished and self._coordinator.phase is co.CoordinatorPhase.RUNNING
+
+    def _make_durable(self, order: co.WriteManifest) -> None:
+        for name in self.world.executors:
+            self.world.durable.commit(name, order.epoch, order.attempt)
+        self.world.durable.notes = order.notes
+        self.oracle.counts["epochs"] += 1
 
     def _epoch_due(self) -> None:
         if not self.done:
@@ -143,12 +180,14 @@ class StreamRun(Run):
 class SourceHost:
     """A replayable source: it sends its tuples in order, as fast as it may."""
 
-    def __init__(self, run: StreamRun, name: Peer, root: ChainOperator, rows: list[Row]) -> None:
+    def __init__(
+        self, run: StreamRun, name: Peer, incarnation: int, root: ChainOperator, rows: list[Row]
+    ) -> None:
         self.run = run
         self.name = name
         self.root = root
         self.rows = rows
-        self._address = Address(name)
+        self._address = Address(f"{name}#{incarnation}")
         self._attempt = Attempt(0)
         self._position = 0
         self._outputs = Outputs([], first=0, limit=0, returned=False)
@@ -172,6 +211,11 @@ class SourceHost:
                 if self._waiting and not self._outputs.blocked(self.name):
                     self._waiting = False
                     self._produce(attempt)
+
+    def end(self) -> None:
+        """Let the process be gone."""
+        self._attempt = Attempt(-1)
+        self.run.world.network.leave(self._address)
 
     def _start(self, attempt: Attempt, offset: int) -> None:
         first = self.run.scenario.config.min_credit_bytes

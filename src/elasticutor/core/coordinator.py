@@ -61,6 +61,14 @@ class ParticipantFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class ParticipantLost:
+    """Somebody's process is gone; whoever takes its place knows of no attempt yet."""
+
+    who: Peer
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ManifestWritten:
     """The epoch's manifest is durable."""
 
@@ -80,6 +88,7 @@ CoordinatorEvent = (
     | ParticipantReady
     | ParticipantPrepared
     | ParticipantFailed
+    | ParticipantLost
     | ManifestWritten
     | ManifestFailed
 )
@@ -119,9 +128,10 @@ class EndEpoch:
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
-    """Commit the epoch."""
+    """Commit the epoch: the increments that this attempt has written for it."""
 
     epoch: Epoch
+    attempt: Attempt
     predecessor: Epoch
     notes: Mapping[Peer, Any]
 
@@ -162,7 +172,7 @@ class Coordinator:
         >>> coordinator.handle(ParticipantPrepared("clicks", 1, 1, note=42))
         []
         >>> coordinator.handle(ParticipantPrepared("count", 1, 1))
-        [WriteManifest(epoch=1, predecessor=0, notes={'clicks': 42, 'count': None})]
+        [WriteManifest(epoch=1, attempt=1, predecessor=0, notes={'clicks': 42, 'count': None})]
         >>> coordinator.handle(ManifestWritten(1))
         [CommitEpoch(who='count', attempt=1, epoch=1)]
     """
@@ -188,13 +198,24 @@ class Coordinator:
         self._failure: str | None = None  # not None iff one waits for the manifest
 
     def start(
-        self, committed: Epoch = Epoch(0), notes: Mapping[str, Any] | None = None
+        self,
+        committed: Epoch = Epoch(0),
+        notes: Mapping[Peer, Any] | None = None,
+        attempt: Attempt = Attempt(0),
     ) -> list[Order]:
-        """Begin, from the newest manifest if there is one."""
+        """Begin; after an earlier coordinator, from its newest manifest.
+
+        Args:
+            committed: The epoch of the newest manifest.
+            notes: What that says of sources and sinks.
+            attempt: At least the last attempt that the earlier one has begun: what it left behind
+                must not be taken for this one's.
+        """
         if self.phase is not CoordinatorPhase.IDLE:
             raise OutOfOrderError("coordinator", "be idle", self.phase.value)
         self.committed = committed
-        self._notes = {Peer(name): note for name, note in (notes or {}).items()}
+        self.attempt = attempt
+        self._notes = dict(notes or {})
         return self._begin()
 
     def handle(self, event: CoordinatorEvent) -> list[Order]:
@@ -251,14 +272,20 @@ class Coordinator:
         if len(self._prepared) < len(self._everybody):
             return []
         self.phase = CoordinatorPhase.WRITING
-        return [WriteManifest(self.epoch, self.committed, dict(self._prepared))]
+        return [WriteManifest(self.epoch, self.attempt, self.committed, dict(self._prepared))]
 
     def _on_failed(self, event: ParticipantFailed) -> list[Order]:
         self._require_attempt(event.attempt)
-        if self.phase is CoordinatorPhase.IDLE or event.who not in self._everybody:
-            raise OutOfOrderError(event.who, f"be one of {self._everybody}, started", event.reason)
+        return self._give_up(event.who, event.reason)
+
+    def _on_lost(self, event: ParticipantLost) -> list[Order]:
+        return self._give_up(event.who, event.reason)
+
+    def _give_up(self, who: Peer, reason: str) -> list[Order]:
+        if self.phase is CoordinatorPhase.IDLE or who not in self._everybody:
+            raise OutOfOrderError(who, f"be one of {self._everybody}, started", reason)
         if self.phase is CoordinatorPhase.WRITING:
-            self._failure = self._failure or event.reason
+            self._failure = self._failure or reason
             return []
         return self._begin()
 
@@ -294,6 +321,7 @@ _HANDLERS: dict[type, Callable[[Coordinator, Any], list[Order]]] = {
     ParticipantReady: Coordinator._on_ready,
     ParticipantPrepared: Coordinator._on_prepared,
     ParticipantFailed: Coordinator._on_failed,
+    ParticipantLost: Coordinator._on_lost,
     ManifestWritten: Coordinator._on_written,
     ManifestFailed: Coordinator._on_manifest_failed,
 }

@@ -116,6 +116,16 @@ class DataPath:
             attempt, epoch = self._epochs.attempt, self._epochs.open
             self._emit(do.Dispatch(task.id, attempt, epoch, flight.chunk, parts))
 
+    def starving(self) -> list[TaskId]:
+        """Tasks with room for work that waits for them: none, whenever an event is handled."""
+        if not self._returns and self.outputs.blocked(_ANYBODY):
+            return []
+        return [
+            task.id
+            for task in self._tasks.values()
+            if task.running and self.receiver.queued(task.slot) and not task.full(self._config)
+        ]
+
     def require_answer(self, task: TaskView, event: ev.ChunkProcessed) -> None:
         """Refuse an answer that is not the next one of the task, or cannot be."""
         if not task.flights or task.flights[0].chunk != event.chunk:

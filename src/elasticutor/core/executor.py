@@ -123,6 +123,10 @@ class ElasticExecutor:
         """How many tuples of the open epoch wait to be handed to a task."""
         return self._data.receiver.waiting
 
+    def starving(self) -> list[TaskId]:
+        """Tasks with room for work that waits for them: none, whenever an event is handled."""
+        return self._data.starving()
+
     def measure(self, now: float) -> ExecutorMetrics:
         """What was measured since the last time, up to now."""
         return self._data.measure(now)

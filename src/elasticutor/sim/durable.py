@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.core.ids import Attempt, Epoch, Peer, ShardId
 from elasticutor.errors import OutOfOrderError
 from elasticutor.state.levels import Record
 
@@ -23,7 +23,8 @@ class Durable:
         self._increments: dict[tuple[str, Epoch, Attempt], dict[ShardId, tuple[Record, ...]]] = {}
         self._folded: dict[str, dict[ShardId, dict[bytes, bytes]]] = {}
         self._committed: dict[str, Epoch] = {}
-        self.notes: Mapping[str, Any] = {}
+        self.notes: Mapping[Peer, Any] = {}
+        """What the newest manifest says of sources and sinks."""
 
     def write(self, executor: str, epoch: Epoch, attempt: Attempt, changes: Increment) -> None:
         """Keep what some shards of an executor changed in an epoch."""
