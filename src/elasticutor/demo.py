@@ -17,15 +17,15 @@ import pyarrow as pa
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.flow import Outputs
 from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, ShardId
 from elasticutor.core.keys import key_hashes, shards_of
 from elasticutor.core.parts import ShardArray
 from elasticutor.errors import ProtocolError
 from elasticutor.sim.durable import Durable
-from elasticutor.sim.hosts import Credit, ExecutorHost, Rows, TaskHost, Tuples, World
+from elasticutor.sim.hosts import Credit, ExecutorHost, Rows, TaskHost, World
 from elasticutor.sim.kernel import Kernel
 from elasticutor.sim.network import Address, Network
+from elasticutor.sim.sender import Sender
 from elasticutor.state.cache import Codec, StateCache
 
 CORES = 4
@@ -140,7 +140,8 @@ class _Stage:
         self._busy: dict[int, float] = {}
         self._created = 0.0
         config = ExecutorConfig(shards=SHARDS)
-        self._outputs = Outputs([_EXECUTOR], first=config.min_credit_bytes, limit=1, returned=False)
+        self._sender = Sender(self._world, _SOURCE, Address(_SOURCE), self._operator)
+        self._sender.open(Attempt(1), [_EXECUTOR], first=config.min_credit_bytes, limit=1)
         network.join(Address(_SOURCE), self._credit)
         self._world.peers[_SOURCE] = Address(_SOURCE)
         self._host = ExecutorHost(self._world, _EXECUTOR, 0, _NODE, config, self._operator)
@@ -163,9 +164,7 @@ class _Stage:
         now = self._kernel.now
         rows = list(self._clicks(now))
         if rows:
-            size = self._operator.size(len(rows))
-            self._outputs.add(ev.Output(_EXECUTOR, rows, size, len(rows)))
-            self._emit()
+            self._sender.put({_EXECUTOR: rows})
         self._kernel.after(_TICK_S, self._send)
 
     def _clicks(self, now: float) -> Iterator[tuple[int, float]]:
@@ -175,16 +174,9 @@ class _Stage:
             yield (self._hot_key if hot else self._rng.randrange(KEYS)), self._created
             self._created += self._rng.expovariate(rate)
 
-    def _emit(self) -> None:
-        for order in self._outputs.send(_EXECUTOR, Attempt(1)):
-            assert isinstance(order, do.Emit)
-            message = Tuples(_SOURCE, order.attempt, order.batch, order.size)
-            self._world.send(Address(_SOURCE), _EXECUTOR, message)
-
     def _credit(self, sender: Address, message: Any) -> None:
         if isinstance(message, Credit):
-            self._outputs.credit(_EXECUTOR, message.total)
-            self._emit()
+            self._sender.credit(_EXECUTOR, message.total)
 
     def _look(self) -> None:
         latencies, self._operator.latencies = self._operator.latencies, []

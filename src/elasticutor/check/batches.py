@@ -18,10 +18,10 @@ from elasticutor.check.scenario import Scenario
 from elasticutor.check.trace import Trace
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
-from elasticutor.core.flow import Outputs
 from elasticutor.core.ids import Attempt, Epoch, Peer
 from elasticutor.sim.hosts import Credit, ExecutorHost, Marker, Tuples
 from elasticutor.sim.network import Address
+from elasticutor.sim.sender import Sender
 
 
 @dataclass(slots=True)
@@ -221,7 +221,6 @@ class PartitionHost:
         self.name = name
         self.outputs: list[Row] = []
         self._operator = operator
-        self._attempt = attempt
         self._epoch = epoch
         self._rows = rows
         self._position = 0
@@ -229,11 +228,12 @@ class PartitionHost:
         self._unmarked = set(operator.executor_names)
         self._taken = dict.fromkeys(operator.executor_names, 0)
         config = run.scenario.config
-        self._outbox = Outputs(
+        self._sender = Sender(run.world, name, self._address, operator)
+        self._sender.open(
+            attempt,
             operator.executor_names,
             first=config.min_credit_bytes,
             limit=2 * config.min_credit_bytes,
-            returned=False,
         )
         self._ended = False
         self._waiting = False
@@ -259,9 +259,8 @@ class PartitionHost:
         """Take outputs, markers and credits in."""
         match message:
             case Credit(executor, _, total):
-                self._outbox.credit(executor, total)
-                self._send(executor)
-                if self._waiting and not self._outbox.blocked(self.name):
+                self._sender.credit(executor, total)
+                if self._waiting and not self._sender.blocked:
                     self._waiting = False
                     self._produce()
             case Tuples(executor, _, rows, size):
@@ -277,39 +276,24 @@ class PartitionHost:
     def _produce(self) -> None:
         if self._ended:
             return
-        if self._outbox.blocked(self.name):
+        if self._sender.blocked:
             self._waiting = True
             return
         scenario, rng = self.run.scenario, self.run.rng
         count = rng.randint(1, scenario.source_rows * 2)
-        batches: dict[Peer, list[Row]] = {}
-        for row in self._rows[self._position : self._position + count]:
-            batches.setdefault(self._operator.executor_of(row[0]), []).append(row)
+        batch = self._rows[self._position : self._position + count]
         self._position += count
-        for executor, rows in batches.items():
-            size = self._operator.size(len(rows))
-            self._outbox.add(ev.Output(executor, rows, size, len(rows)))
-        if self._position >= len(self._rows):
-            self._outbox.end_epoch(self._epoch)
-        for executor in self._outbox.destinations:
-            self._send(executor)
+        self._sender.put(self._operator.by_executor(batch))
         if self._position < len(self._rows):
             pause = scenario.source_interval_s * rng.uniform(0.0, 0.5)
             self.run.kernel.after(pause, self._produce)
+        else:
+            self._sender.end_epoch(self._epoch)
 
     def _grant(self, executor: Peer) -> None:
         total = self._taken[executor] + self.run.scenario.config.min_credit_bytes
-        message = Credit(self.name, self._attempt, total)
+        message = Credit(self.name, self._sender.attempt, total)
         self.run.world.send(self._address, executor, message)
-
-    def _send(self, executor: Peer) -> None:
-        for order in self._outbox.send(executor, self._attempt):
-            message: Tuples | Marker
-            if isinstance(order, do.Emit):
-                message = Tuples(self.name, order.attempt, order.batch, order.size)
-            else:
-                message = Marker(self.name, order.attempt, order.epoch)
-            self.run.world.send(self._address, executor, message)
 
 
 def _rekey(operator: ChainOperator, row: Row) -> Row:

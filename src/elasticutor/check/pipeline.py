@@ -8,7 +8,7 @@ way, so a hash chained over their sequence numbers and payloads tells every loss
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -107,6 +107,13 @@ class ChainOperator:
     def executor_of(self, key: int) -> Peer:
         """The executor that owns a key."""
         return self._executor_of[key]
+
+    def by_executor(self, rows: Iterable[Row]) -> dict[Peer, list[Row]]:
+        """Tuples divided among the executors that own their keys, in their order."""
+        batches: dict[Peer, list[Row]] = {}
+        for row in rows:
+            batches.setdefault(self._executor_of[row[0]], []).append(row)
+        return batches
 
     def shards_of(self, rows: Any) -> ShardArray:
         """The shard of each tuple."""

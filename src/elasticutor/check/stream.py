@@ -11,11 +11,11 @@ from elasticutor.check.trace import Trace
 from elasticutor.core import coordinator as co
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
-from elasticutor.core.flow import Outputs
 from elasticutor.core.ids import Attempt, Epoch, Peer
 from elasticutor.errors import StaleAttemptError
 from elasticutor.sim.hosts import Credit, ExecutorHost, Marker, Tuples
 from elasticutor.sim.network import Address
+from elasticutor.sim.sender import Sender
 
 
 class StreamRun(Run):
@@ -188,9 +188,8 @@ class SourceHost:
         self.root = root
         self.rows = rows
         self._address = Address(f"{name}#{incarnation}")
-        self._attempt = Attempt(0)
+        self._sender = Sender(run.world, name, self._address, root)
         self._position = 0
-        self._outputs = Outputs([], first=0, limit=0, returned=False)
         self._waiting = False
         run.world.network.join(self._address, self.receive)
         run.world.peers[name] = self._address
@@ -200,63 +199,43 @@ class SourceHost:
         match message:
             case co.StartSource(_, attempt, _, offset):
                 self._start(attempt, offset or 0)
-            case co.EndEpoch(_, attempt, epoch) if attempt == self._attempt:
-                self._outputs.end_epoch(epoch)
-                self._send_all()
+            case co.EndEpoch(_, attempt, epoch) if attempt == self._sender.attempt:
+                self._sender.end_epoch(epoch)
                 prepared = co.ParticipantPrepared(self.name, attempt, epoch, self._position)
                 self.run.world.network.send(self._address, self.run.world.driver, prepared)
-            case Credit(executor, attempt, total) if attempt == self._attempt:
-                self._outputs.credit(executor, total)
-                self._send(executor)
-                if self._waiting and not self._outputs.blocked(self.name):
+            case Credit(executor, attempt, total) if attempt == self._sender.attempt:
+                self._sender.credit(executor, total)
+                if self._waiting and not self._sender.blocked:
                     self._waiting = False
                     self._produce(attempt)
 
     def end(self) -> None:
         """Let the process be gone."""
-        self._attempt = Attempt(-1)
+        self._sender.attempt = Attempt(-1)
         self.run.world.network.leave(self._address)
 
     def _start(self, attempt: Attempt, offset: int) -> None:
         first = self.run.scenario.config.min_credit_bytes
         limit = 4 * self.run.scenario.source_rows * ROW_BYTES
-        self._attempt = attempt
+        self._sender.open(attempt, self.root.executor_names, first=first, limit=limit)
         self._position = offset
         self._waiting = False
-        self._outputs = Outputs(self.root.executor_names, first=first, limit=limit, returned=False)
         self._produce(attempt)
 
     def _produce(self, attempt: Attempt) -> None:
-        if attempt != self._attempt or self._position >= len(self.rows):
+        if attempt != self._sender.attempt or self._position >= len(self.rows):
             return
-        if self._outputs.blocked(self.name):
+        if self._sender.blocked:
             self._waiting = True
             return
         scenario, rng = self.run.scenario, self.run.rng
         count = rng.randint(1, scenario.source_rows * 2)
-        batches: dict[Peer, list[Row]] = {}
-        for row in self.rows[self._position : self._position + count]:
-            batches.setdefault(self.root.executor_of(row[0]), []).append(row)
-        self._position = min(self._position + count, len(self.rows))
-        for executor, rows in batches.items():
-            self._outputs.add(ev.Output(executor, rows, self.root.size(len(rows)), len(rows)))
-        self._send_all()
+        batch = self.rows[self._position : self._position + count]
+        self._position += len(batch)
+        self._sender.put(self.root.by_executor(batch))
         slow = 20 if rng.random() < 0.01 else 1
         pause = scenario.source_interval_s * rng.uniform(0.2, 1.8) * slow
         self.run.kernel.after(pause, self._produce, attempt)
-
-    def _send_all(self) -> None:
-        for executor in self._outputs.destinations:
-            self._send(executor)
-
-    def _send(self, executor: Peer) -> None:
-        for order in self._outputs.send(executor, self._attempt):
-            message: Tuples | Marker
-            if isinstance(order, do.Emit):
-                message = Tuples(self.name, order.attempt, order.batch, order.size)
-            else:
-                message = Marker(self.name, order.attempt, order.epoch)
-            self.run.world.send(self._address, executor, message)
 
 
 class SinkHost:
