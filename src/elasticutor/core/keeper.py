@@ -148,7 +148,11 @@ class Keeper:
 
     def _send_rest(self, order: do.SendRest) -> Iterator[Errand]:
         records = tuple(self.store.changed_records(order.shard))
-        yield SendSlice(order.destination, order.move, order.shard, records, last=True, rest=True)
+        size = self._slice_records
+        pieces = [records[start : start + size] for start in range(0, len(records), size)] or [()]
+        for number, piece in enumerate(pieces, start=1):
+            last = number == len(pieces)
+            yield SendSlice(order.destination, order.move, order.shard, piece, last, rest=True)
 
     def _drop_shard(self, order: do.DropShard) -> Iterator[Errand]:
         self.store.drop(order.shard)

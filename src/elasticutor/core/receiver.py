@@ -149,15 +149,16 @@ class Receiver:
         """Take tuples of held shards out of a queue, in their order."""
         queue = self._queues[slot]
         held = self._slot_of.take(np.concatenate([part.shards for part in queue])) == HELD
-        starts = np.cumsum([0, *(part.count for part in queue)]).tolist()
+        starts = np.cumsum([0, *(part.count for part in queue)])
+        counts = np.add.reduceat(held, starts[:-1], dtype=np.intp).tolist()
         left: deque[Part] = deque()
-        for part, start, end in zip(queue, starts[:-1], starts[1:], strict=True):
-            mine = held[start:end]
-            if not mine.any():
+        for part, start, count in zip(queue, starts.tolist(), counts, strict=False):
+            if not count:
                 left.append(part)
-            elif mine.all():
+            elif count == part.count:
                 self._hold_back(part)
             else:
+                mine = held[start : start + part.count]
                 self._hold_back(part.pick(mine))
                 left.append(part.pick(~mine))
         self._queues[slot] = left
@@ -218,8 +219,9 @@ class Receiver:
                 start = end
 
     def _hold_back(self, part: Part) -> None:
-        for shard in np.unique(part.shards).tolist():
-            mine = part.pick(part.shards == shard)
+        shards = set(part.shards.tolist())
+        for shard in sorted(shards):
+            mine = part if len(shards) == 1 else part.pick(part.shards == shard)
             self._held.setdefault(ShardId(shard), []).append(mine)
 
 
