@@ -10,6 +10,7 @@ from elasticutor.errors import BadValueError
 COUNTS = (
     "shards",
     "min_chunks",
+    "max_chunks",
     "first_chunk_rows",
     "max_chunk_rows",
     "min_credit_bytes",
@@ -21,12 +22,15 @@ TIMES = ("window_s", "chunk_s", "credit_s", "load_half_life_s", "backlog_horizon
 OTHERS = ("outputs", "balance_threshold")
 
 NONSENSE: list[tuple[str, Any]] = [
-    *((name, value) for name in COUNTS for value in (0, -1, math.nan, math.inf)),
+    *((name, value) for name in COUNTS for value in (0, -1)),
+    # An endless `min_chunks` is more than `max_chunks`, and refused in that name.
+    *((name, bad) for name in COUNTS if name != "min_chunks" for bad in (math.nan, math.inf)),
     *((name, value) for name in TIMES for value in (0.0, 1e-7, -1.0, math.nan, math.inf)),
     *(("balance_threshold", value) for value in (0.0, 0.99, -1.2, math.nan, math.inf)),
     ("outputs", "drop"),
     ("outputs", ""),
     ("max_credit_bytes", 64 * 1024 - 1),
+    ("max_chunks", 1),
 ]
 
 
@@ -41,6 +45,12 @@ def test_nonsense_is_refused_by_name(name: str, value: Any) -> None:
         ExecutorConfig(**{name: value})
     assert caught.value.who == name
     assert caught.value.got is value
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 33])
+def test_the_least_number_of_chunks_is_not_more_than_the_most(value: Any) -> None:
+    with pytest.raises(BadValueError):
+        ExecutorConfig(min_chunks=value)
 
 
 @pytest.mark.parametrize(

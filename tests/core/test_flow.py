@@ -33,62 +33,62 @@ def sent(outputs: Outputs, destination: Peer) -> list[str | int]:
 
 
 def test_an_upstream_may_send_the_first_credit_unasked() -> None:
-    credits = InputCredits([U], first=100)
-    credits.require_credit(U)
-    credits.spend(U, 99)
-    credits.require_credit(U)
-    credits.spend(U, 1)
+    intake = InputCredits([U], first=100)
+    intake.require_credit(U)
+    intake.spend(U, 99)
+    intake.require_credit(U)
+    intake.spend(U, 1)
     with pytest.raises(CreditExceededError, match="less than the 100 bytes granted"):
-        credits.require_credit(U)
+        intake.require_credit(U)
 
 
 def test_one_message_may_overdraw_whatever_its_size() -> None:
-    credits = InputCredits([U], first=100)
-    credits.spend(U, 10**9)
-    assert credits.inside(U) == 10**9
+    intake = InputCredits([U], first=100)
+    intake.spend(U, 10**9)
+    assert intake.inside(U) == 10**9
     with pytest.raises(CreditExceededError, match="got 1000000000"):
-        credits.require_credit(U)
+        intake.require_credit(U)
 
 
 def test_credit_is_counted_from_the_start_of_the_attempt() -> None:
-    credits = InputCredits([U], first=100)
+    intake = InputCredits([U], first=100)
     for round_ in range(1, 5):
-        credits.spend(U, 100)
-        credits.finish(U, 100)
-        assert credits.grant(U, NOW, limit=100) == GrantCredit(U, NOW, 100 * round_ + 100)
+        intake.spend(U, 100)
+        intake.finish(U, 100)
+        assert intake.grant(U, NOW, limit=100) == GrantCredit(U, NOW, 100 * round_ + 100)
 
 
 def test_a_grant_is_made_only_when_it_is_worth_a_message() -> None:
-    credits = InputCredits([U], first=100)
-    credits.spend(U, 100)
-    credits.finish(U, 24)
-    assert credits.grant(U, NOW, limit=100) is None
-    credits.finish(U, 1)
-    assert credits.grant(U, NOW, limit=100) == GrantCredit(U, NOW, 125)
-    assert credits.grant(U, NOW, limit=100) is None
+    intake = InputCredits([U], first=100)
+    intake.spend(U, 100)
+    intake.finish(U, 24)
+    assert intake.grant(U, NOW, limit=100) is None
+    intake.finish(U, 1)
+    assert intake.grant(U, NOW, limit=100) == GrantCredit(U, NOW, 125)
+    assert intake.grant(U, NOW, limit=100) is None
 
 
 def test_a_smaller_limit_takes_no_credit_back() -> None:
-    credits = InputCredits([U], first=100)
-    credits.spend(U, 100)
-    credits.finish(U, 60)
-    assert credits.grant(U, NOW, limit=10) is None
-    credits.finish(U, 40)
-    assert credits.grant(U, NOW, limit=10) == GrantCredit(U, NOW, 110)
+    intake = InputCredits([U], first=100)
+    intake.spend(U, 100)
+    intake.finish(U, 60)
+    assert intake.grant(U, NOW, limit=10) is None
+    intake.finish(U, 40)
+    assert intake.grant(U, NOW, limit=10) == GrantCredit(U, NOW, 110)
 
 
 def test_upstreams_have_credits_of_their_own() -> None:
-    credits = InputCredits([U, V], first=100)
-    credits.spend(U, 100)
-    credits.require_credit(V)
-    assert (credits.inside(U), credits.inside(V)) == (100, 0)
+    intake = InputCredits([U, V], first=100)
+    intake.spend(U, 100)
+    intake.require_credit(V)
+    assert (intake.inside(U), intake.inside(V)) == (100, 0)
     with pytest.raises(CreditExceededError):
-        credits.require_credit(U)
+        intake.require_credit(U)
 
 
 def test_strangers_have_no_credit() -> None:
-    credits = InputCredits([U], first=100)
-    for refuse in (credits.require, credits.require_credit):
+    intake = InputCredits([U], first=100)
+    for refuse in (intake.require, intake.require_credit):
         with pytest.raises(UnknownUpstreamError, match=r"be one of \['u'\]; got 'v'"):
             refuse(V)
 
@@ -100,19 +100,19 @@ def test_what_is_inside_is_bounded_by_the_credit_and_one_message(
     history: list[tuple[int, int, int]],
 ) -> None:
     """An upstream that sends whenever it may, and an executor that works in bites."""
-    credits = InputCredits([U], first=100)
+    intake = InputCredits([U], first=100)
     granted, most_limit = 100, 100
     for size, bite, limit in history:
         try:
-            credits.require_credit(U)
+            intake.require_credit(U)
         except CreditExceededError:
             pass
         else:
-            credits.spend(U, size)
-        assert credits.inside(U) <= most_limit + 300
-        credits.finish(U, min(bite, credits.inside(U)))
+            intake.spend(U, size)
+        assert intake.inside(U) <= most_limit + 300
+        intake.finish(U, min(bite, intake.inside(U)))
         most_limit = max(most_limit, limit)
-        grant = credits.grant(U, NOW, limit)
+        grant = intake.grant(U, NOW, limit)
         if grant is not None:
             assert grant.total > granted
             granted = grant.total
@@ -125,7 +125,7 @@ def test_outputs_are_sent_in_order_as_far_as_the_credit_goes() -> None:
     outputs = outputs_for(U)
     for name in "abcd":
         outputs.add(output(U, name))
-    assert outputs.send(U, NOW)[0] == Emit(U, NOW, "a", 40)
+    assert outputs.send(U, NOW) == [Emit(U, NOW, name, 40) for name in "abc"]
     assert sent(outputs, U) == []  # c has overdrawn: 120 of 100
     outputs.credit(U, 120)
     assert sent(outputs, U) == []

@@ -22,7 +22,7 @@ M1, M2 = MoveId(1), MoveId(2)
 
 
 def keeper(node: NodeId = NORTH, *, slice_records: int = 256) -> Keeper:
-    store = Levels(MemoryBackend(), attempt=A1, committed=E0)
+    store = Levels.create(MemoryBackend(), attempt=A1, committed=E0)
     return Keeper(node, store, slice_records=slice_records)
 
 

@@ -81,10 +81,11 @@ class AnyUse(RuleBasedStateMachine):
             else:
                 self.waiting[upstream, shard].append(serial)
 
-    @rule(shard=shards)
-    def hold(self, shard: ShardId) -> None:
-        self.receiver.hold(shard)
-        self.slot_of[shard] = None
+    @rule(some=st.sets(shards))
+    def hold(self, some: set[ShardId]) -> None:
+        self.receiver.hold(some)
+        for shard in some:
+            self.slot_of[shard] = None
 
     @rule(shard=shards, which=st.integers(0, 9))
     def release(self, shard: ShardId, which: int) -> None:
@@ -184,14 +185,14 @@ class AnyUse(RuleBasedStateMachine):
 
 TestNoTupleIsLostDoubledOrOvertaken = AnyUse.TestCase
 TestNoTupleIsLostDoubledOrOvertaken.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None
+    max_examples=150, stateful_step_count=40, deadline=None
 )
 
 
 def test_a_held_shard_holds_its_own_tuples_only() -> None:
     receiver, one, other = two_tasks()
     arrive(receiver, U, 0, 1, 2, 0)
-    receiver.hold(ShardId(0))
+    receiver.hold([ShardId(0)])
     arrive(receiver, V, 0, 1)
     assert take(receiver, one) == ["u1.1", "v1.1"]
     assert take(receiver, other) == ["u2.2"]
@@ -199,6 +200,19 @@ def test_a_held_shard_holds_its_own_tuples_only() -> None:
     receiver.release(ShardId(0), other)
     assert take(receiver, other) == ["u0.0", "u0.3", "v0.0"]
     assert not receiver.queued(one)
+
+
+def test_shards_that_are_held_together_are_released_one_by_one() -> None:
+    receiver, one, other = two_tasks()
+    arrive(receiver, U, 0, 2, 1, 0, 3)
+    arrive(receiver, V, 1, 0)
+    receiver.hold([ShardId(0), ShardId(1), ShardId(2)])
+    assert (take(receiver, one), take(receiver, other)) == ([], ["u3.4"])
+    receiver.release(ShardId(1), other)
+    assert take(receiver, other) == ["u1.2", "v1.0"]
+    receiver.release(ShardId(0), one)
+    assert take(receiver, one) == ["u0.0", "u0.3", "v0.1"]
+    assert receiver.waiting == 1
 
 
 def test_a_parked_upstream_keeps_back_its_own_tuples_only() -> None:
@@ -219,9 +233,9 @@ def test_what_is_parked_goes_to_the_owner_at_the_time_of_unparking() -> None:
     receiver, one, other = two_tasks()
     arrive(receiver, U, 0, 1)
     receiver.park(U)
-    receiver.hold(ShardId(0))
+    receiver.hold([ShardId(0)])
     receiver.release(ShardId(0), other)
-    receiver.hold(ShardId(1))
+    receiver.hold([ShardId(1)])
     receiver.unpark(U)
     assert (take(receiver, one), take(receiver, other)) == ([], ["u0.0"])
     receiver.release(ShardId(1), one)
@@ -255,6 +269,7 @@ def test_what_was_ahead_is_taken_in_as_it_arrived_between_upstreams_too() -> Non
 steps = st.lists(
     st.tuples(st.just("arrive"), upstreams, shards)
     | st.tuples(st.sampled_from(["hold", "release", "take"]), st.none(), shards),
+    min_size=20,
     max_size=60,
 )
 
@@ -271,9 +286,9 @@ def test_tuples_of_a_shard_are_handed_out_as_they_arrived_from_whichever_upstrea
             assert upstream is not None
             receiver.arrive(upstream, number, array(shard), 10, 0.0)
         elif what == "hold":
-            receiver.hold(shard)
+            receiver.hold([shard])
         elif what == "release":
-            receiver.hold(shard)
+            receiver.hold([shard])
             receiver.release(shard, slots[number % 2])
         else:
             for part in receiver.take(slots[number % 2], 3, one_upstream=False)[0]:
@@ -299,7 +314,7 @@ def test_a_chunk_for_one_upstream_ends_where_another_begins() -> None:
 
 def test_clearing_forgets_tuples_wherever_they_wait_and_keeps_the_routing() -> None:
     receiver, one, other = two_tasks()
-    receiver.hold(ShardId(3))
+    receiver.hold([ShardId(3)])
     arrive(receiver, U, 0, 3)
     receiver.park(U)
     arrive(receiver, V, 0, 3)

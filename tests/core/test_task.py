@@ -19,7 +19,7 @@ class Rig:
     """A task that runs for attempt 2 in epoch 1, on a store of its own."""
 
     def __init__(self, max_keys: int = 100) -> None:
-        self.store = Levels(MemoryBackend(), attempt=A2, committed=E0)
+        self.store = Levels.create(MemoryBackend(), attempt=A2, committed=E0)
         codec = Codec(str.encode, dump=str.encode, load=bytes.decode)
         self.cache = StateCache(self.store, codec, A2, E1, max_keys=max_keys)
         self.task = Task(T, self.cache)
