@@ -212,7 +212,7 @@ def restoring() -> Rig:
 
 
 def tuples(
-    shards: Any = (0, 1), size: int = 10, upstream: Peer = U, attempt: Attempt = NOW
+    shards: Any = (0, 1), size: Any = 10, upstream: Peer = U, attempt: Attempt = NOW
 ) -> ev.TuplesArrived:
     array = shards if isinstance(shards, np.ndarray) else np.array(shards, dtype=np.int32)
     return ev.TuplesArrived(upstream, attempt, "content", array, size)
@@ -329,6 +329,22 @@ VALUES: list[Refusal] = [
     ("base is epoch", busy, begun(FUTURE, 3, 3, U), BadValueError),
     ("negative base", busy, begun(FUTURE, -1, 3, U), BadValueError),
     ("no upstreams", busy, begun(FUTURE, 2, 3), BadValueError),
+    ("a word for upstreams", busy, ev.AttemptBegun(FUTURE, PREPARED, OPEN, "uv"), BadValueError),  # type: ignore[arg-type]
+    ("huge shard", busy, tuples(np.array([10**12])), UnknownShardError),
+    ("large shard", busy, tuples(np.array([2 * 10**9], dtype=np.int32)), UnknownShardError),
+    ("truth for shards", busy, tuples(np.array([True, False])), UnknownShardError),
+    ("fraction of a shard", busy, ev.MoveAsked(1.5, T1), UnknownShardError),  # type: ignore[arg-type]
+    ("negative credit", busy, ev.CreditGranted(D, NOW, -1), BadValueError),
+    *(
+        case
+        for bad in (math.nan, math.inf, 1.5)
+        for case in (
+            (f"size {bad}", busy, tuples(size=bad), BadValueError),
+            (f"state of {bad}", busy, ev.StateMeasured(A, bad), BadValueError),  # type: ignore[arg-type]
+            (f"output of {bad}", busy, answer(ev.Output(D, "x", bad)), BadValueError),  # type: ignore[arg-type]
+            (f"credit of {bad}", busy, ev.CreditGranted(D, NOW, bad), BadValueError),  # type: ignore[arg-type]
+        )
+    ),
 ]
 
 STRANGERS: list[Refusal] = [
@@ -376,7 +392,6 @@ FLOW: list[Refusal] = [
     ("debtor's tuples", in_debt, tuples(), CreditExceededError),
     ("debtor's empty batch", in_debt, tuples([], 0), CreditExceededError),
     ("falling credit", in_credit, ev.CreditGranted(D, NOW, 10**9 - 1), OutOfOrderError),
-    ("negative credit", busy, ev.CreditGranted(D, NOW, -1), OutOfOrderError),
     ("later chunk", busy, answer(chunks_later=1), OutOfOrderError),
     ("chunk again", busy, answer(chunks_later=-1), OutOfOrderError),
     ("chunk unasked", flushing, ev.ChunkProcessed(T0, NOW, ChunkId(0), 0.1), OutOfOrderError),
@@ -537,8 +552,40 @@ def test_the_clock_goes_on_with_accepted_events_only() -> None:
     with pytest.raises(BadValueError):
         rig.executor.handle(tuples(size=-1), 5.0)
     rig.executor.handle(ev.BalanceDue(), 2.0)
-    with pytest.raises(BadValueError, match=r"now must be 2\.0 or later; got 1\.5"):
+    with pytest.raises(BadValueError, match=r"now must be .* 2\.0 or later; got 1\.5"):
         rig.executor.handle(ev.BalanceDue(), 1.5)
+
+
+@pytest.mark.parametrize("now", [math.nan, math.inf, -math.inf, 0.0])
+@pytest.mark.parametrize(
+    "event", [ev.CoreGranted(A), ev.TaskLost(T0), ev.BalanceDue(), tuples()], ids=repr
+)
+def test_a_time_that_cannot_be_changes_nothing(event: ev.Event, now: float) -> None:
+    rig = busy()
+    before = snapshot(rig.executor)
+    with pytest.raises(BadValueError, match="now must be"):
+        rig.executor.handle(event, now)
+    with pytest.raises(BadValueError, match="now must be"):
+        rig.executor.measure(now)
+    assert snapshot(rig.executor) == before
+
+
+def test_measuring_moves_the_clock_on() -> None:
+    rig = busy()
+    rig.executor.measure(10.0)
+    with pytest.raises(BadValueError, match="now must be"):
+        rig.executor.handle(ev.CoreGranted(A), 5.0)
+
+
+def test_a_label_cannot_be_reached_before_the_chunks_that_it_was_sent_behind() -> None:
+    rig = Rig()
+    rig.place(t0=[0, 1], t1=[2, 3])
+    rig.send(U, [0])
+    rig.ask(S0, T1)
+    before = snapshot(rig.executor)
+    with pytest.raises(OutOfOrderError, match="answer its chunks first"):
+        rig.tell(ev.LabelReached(T0, move_of(rig, S0), 0))
+    assert snapshot(rig.executor) == before
 
 
 def test_an_error_names_who_must_what_and_what_was_got() -> None:

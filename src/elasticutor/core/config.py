@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from elasticutor.errors import BadValueError
 
@@ -19,7 +19,7 @@ class ExecutorConfig:
         >>> ExecutorConfig(shards=0)
         Traceback (most recent call last):
             ...
-        elasticutor.errors.BadValueError: shards must be at least 1; got 0
+        elasticutor.errors.BadValueError: shards must be a whole number, at least 1; got 0
     """
 
     shards: int = 256
@@ -75,17 +75,22 @@ class ExecutorConfig:
     """How soon the backlog should be gone: it counts as load over this time."""
 
     def __post_init__(self) -> None:
-        _require("max_chunks", self.max_chunks, least=self.min_chunks)
         for name in ("shards", "min_chunks", "first_chunk_rows", "max_chunk_rows", "max_moves"):
-            _require(name, getattr(self, name), least=1)
+            _require_whole(name, getattr(self, name), least=1)
         for name in ("min_credit_bytes", "output_bytes"):
-            _require(name, getattr(self, name), least=1)
-        _require("max_credit_bytes", self.max_credit_bytes, least=self.min_credit_bytes)
+            _require_whole(name, getattr(self, name), least=1)
+        _require_whole("max_chunks", self.max_chunks, least=self.min_chunks)
+        _require_whole("max_credit_bytes", self.max_credit_bytes, least=self.min_credit_bytes)
         _require("balance_threshold", self.balance_threshold, least=1)
         for name in ("window_s", "chunk_s", "credit_s", "load_half_life_s", "backlog_horizon_s"):
             _require(name, getattr(self, name), least=1e-6)
         if self.outputs not in ("forward", "return"):
             raise BadValueError("outputs", 'be "forward" or "return"', self.outputs)
+
+
+def _require_whole(name: str, value: Any, *, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise BadValueError(name, f"be a whole number, at least {least}", value)
 
 
 def _require(name: str, value: float, *, least: float) -> None:

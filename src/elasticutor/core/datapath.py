@@ -7,6 +7,7 @@ number of the one that is open.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,7 @@ from elasticutor.core.work import WorkLog, require_times
 from elasticutor.errors import BadValueError, OutOfOrderError, UnknownShardError
 
 _ANYBODY = Peer("")  # forwarded outputs wait on nobody's account in particular
+_LEAST_BYTE_S = 1e-15  # work that takes no time at all is not measured, but not endless either
 _SMOOTHING = 0.1  # weight of the newest chunk in the executor's cost per byte
 
 
@@ -73,16 +75,12 @@ class DataPath:
     def require_tuples(self, event: ev.TuplesArrived) -> npt.NDArray[np.intp]:
         """Refuse a batch that cannot be; returns its tuples per shard."""
         self.credits.require_credit(event.upstream)
-        if event.size < 0:
-            raise BadValueError(f"size of a batch from {event.upstream!r}", "be >= 0", event.size)
-        most = self._config.shards
-        try:
-            per_shard = np.bincount(event.shards, minlength=most)
-        except (TypeError, ValueError):  # not whole numbers, or negative ones
-            per_shard = None
-        if per_shard is None or len(per_shard) > most:
-            raise UnknownShardError("shards", f"be 0 to {most - 1}", event.shards)
-        return per_shard
+        require_size(f"a batch from {event.upstream!r}", event.size)
+        shards, most = event.shards, self._config.shards
+        whole = shards.dtype.kind in "iu" and shards.ndim == 1
+        if not whole or (len(shards) and not 0 <= shards.min() <= shards.max() < most):
+            raise UnknownShardError("shards", f"be whole numbers from 0 to {most - 1}", shards)
+        return np.bincount(shards, minlength=most)
 
     def arrive(self, event: ev.TuplesArrived, per_shard: npt.NDArray[np.intp], now: float) -> None:
         """Take a batch in."""
@@ -136,9 +134,8 @@ class DataPath:
         upstream = flight.parts[0].batch.upstream
         for output in event.outputs:
             self.outputs.require(output.destination)
-            if output.size < 0 or output.rows < 0:
-                got = (output.size, output.rows)
-                raise BadValueError("size and rows of an output", "be at least 0", got)
+            require_size("an output", output.size)
+            require_size("an output in rows", output.rows)
             if self._returns and output.destination != upstream:
                 raise OutOfOrderError(
                     "output", f"return to {upstream!r}, who sent the input", output.destination
@@ -194,9 +191,9 @@ class DataPath:
     def _credit_bytes(self) -> int:
         """Bounded in time and in bytes: `credit_s` of measured work per core."""
         config = self._config
-        if not self._byte_s:
+        if self._byte_s is None:
             return config.min_credit_bytes
-        wanted = config.credit_s * max(1, len(self._tasks)) / self._byte_s
+        wanted = config.credit_s * max(1, len(self._tasks)) / max(self._byte_s, _LEAST_BYTE_S)
         return int(min(max(wanted, config.min_credit_bytes), config.max_credit_bytes))
 
     # Out
@@ -204,6 +201,7 @@ class DataPath:
     def require_credit(self, event: ev.CreditGranted) -> None:
         """Refuse a credit of a stranger, or one below an earlier one."""
         self.outputs.require(event.destination)
+        require_size("a credit", event.total)
         self.outputs.require_rising(event.destination, event.total)
 
     def credit(self, event: ev.CreditGranted, now: float) -> None:
@@ -265,3 +263,9 @@ class DataPath:
             self._inside -= done.rows
             self._loads.add_totals(done.rows, done.seconds)
             self.meter.add_work(done)
+
+
+def require_size(what: str, size: Any) -> None:
+    """Refuse a size that is not a whole number, or negative."""
+    if not isinstance(size, (int, np.integer)) or size < 0:
+        raise BadValueError(f"size of {what}", "be a whole number, at least 0", size)

@@ -18,7 +18,7 @@ from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.balancing import plan_reassignments
 from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.datapath import DataPath
+from elasticutor.core.datapath import DataPath, require_size
 from elasticutor.core.epochs import Epochs
 from elasticutor.core.ids import NodeId, Peer, ShardId, TaskId
 from elasticutor.core.metrics import ExecutorMetrics
@@ -94,8 +94,7 @@ class ElasticExecutor:
         handler = _HANDLERS.get(type(event))
         if handler is None:
             raise BadValueError("event", "be one of elasticutor.core.events", event)
-        if not now >= self._now:
-            raise BadValueError("now", f"be {self._now} or later", now)
+        self._require_time(now)
         self._out = []
         handler(self, event, now)
         self._now = now
@@ -129,6 +128,8 @@ class ElasticExecutor:
 
     def measure(self, now: float) -> ExecutorMetrics:
         """What was measured since the last time, up to now."""
+        self._require_time(now)
+        self._now = now
         return self._data.measure(now)
 
     def inside_bytes(self, upstream: Peer) -> int:
@@ -168,8 +169,8 @@ class ElasticExecutor:
             raise StaleAttemptError("attempt", f"be after {self.epochs.attempt}", event.attempt)
         if not 0 <= event.base < event.epoch:
             raise BadValueError("base", f"be 0 to {event.epoch - 1}", event.base)
-        if not event.upstreams:
-            raise BadValueError("upstreams", "be at least one", event.upstreams)
+        if not event.upstreams or type(event.upstreams) is not tuple:
+            raise BadValueError("upstreams", "be a tuple of at least one", event.upstreams)
         goes_on = self.phase is Phase.RUNNING and self.epochs.continues(event.base)
         known = event.base in (self.epochs.committed, self.epochs.prepared)
         self.epochs.begin(event.attempt, event.base, event.epoch, frozenset(event.upstreams))
@@ -409,19 +410,22 @@ class ElasticExecutor:
         self._moves.opened(self._moves.require(event.move, MovePhase.OPENING))
 
     def _on_copy_arrived(self, event: ev.CopyArrived, now: float) -> None:
-        _require_size("copy", event.size)
+        require_size("copy", event.size)
         self._moves.copied(self._moves.require(event.move, MovePhase.COPYING), event.size, now)
 
     def _on_label_reached(self, event: ev.LabelReached, now: float) -> None:
-        _require_size("flushed state", event.size)
+        require_size("flushed state", event.size)
         move = self._moves.require(event.move, MovePhase.DRAINING)
         if move.source != event.task:
             raise OutOfOrderError(f"label of move {move.id}", f"reach {move.source}", event.task)
+        flights = self.tasks[event.task].flights
+        if flights and flights[0].chunk <= move.behind:
+            raise OutOfOrderError(f"task {event.task}", "answer its chunks first", event)
         self._moves.drained(move, now)
         self._moved(move, now)
 
     def _on_state_arrived(self, event: ev.StateArrived, now: float) -> None:
-        _require_size("state", event.size)
+        require_size("state", event.size)
         move = self._moves.require(event.move, MovePhase.MIGRATING, MovePhase.RESTORING)
         self._moves.arrived(move, event.size, now)
         self._moved(move, now)
@@ -502,7 +506,7 @@ class ElasticExecutor:
 
     def _on_increment_persisted(self, event: ev.IncrementPersisted, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
-        _require_size("increment", event.size)
+        require_size("increment", event.size)
         if self.phase is not Phase.RUNNING:
             return
         self._require_store(event.node)
@@ -541,7 +545,7 @@ class ElasticExecutor:
 
     def _on_state_measured(self, event: ev.StateMeasured, now: float) -> None:
         self._require_store(event.node)
-        _require_size("state", event.size)
+        require_size("state", event.size)
         self._state_bytes[event.node] = event.size
         self._data.meter.state_bytes(sum(self._state_bytes.values()))
 
@@ -549,6 +553,10 @@ class ElasticExecutor:
 
     def _emit(self, instruction: do.Instruction) -> None:
         self._out.append(instruction)
+
+    def _require_time(self, now: float) -> None:
+        if not self._now <= now < math.inf:
+            raise BadValueError("now", f"be finite, and {self._now} or later", now)
 
     def _require_task(self, task: TaskId) -> TaskView:
         view = self.tasks.get(task)
@@ -562,11 +570,6 @@ class ElasticExecutor:
 
 
 _NEW_CORE_THRESHOLD = 1.05
-
-
-def _require_size(what: str, size: int) -> None:
-    if size < 0:
-        raise BadValueError(f"size of {what}", "be at least 0", size)
 
 
 _HANDLERS: dict[type, Callable[[ElasticExecutor, Any, float], None]] = {

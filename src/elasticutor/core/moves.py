@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from elasticutor.core.ids import MoveId, NodeId, ShardId, TaskId
+from elasticutor.core.ids import ChunkId, MoveId, NodeId, ShardId, TaskId
 from elasticutor.core.instructions import ReportMove
 
 
@@ -51,6 +51,8 @@ class Move:
     """The node with the shard's state; None: only the checkpoint has it."""
     target: NodeId
     phase: MovePhase
+    behind: ChunkId = ChunkId(-1)
+    """The last chunk that the source task had been handed when the label was sent."""
     labelled_at: float = 0.0
     drained_at: float = 0.0
     copied: int = 0

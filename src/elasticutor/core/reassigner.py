@@ -207,6 +207,9 @@ class Reassigner:
         assert move.source is not None  # only an owned shard has tuples to drain
         move.phase = MovePhase.DRAINING
         move.labelled_at = now
+        flights = self._tasks[move.source].flights
+        if flights:
+            move.behind = flights[-1].chunk
         self._unheld.append(move.shard)
         self._emit(SendLabel(move.source, move.id, move.shard))
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
 
 from elasticutor.core.ids import ShardId, TaskId
 from elasticutor.errors import BadValueError, UnknownShardError
@@ -62,7 +64,7 @@ class RoutingTable:
             owners[shard] = task
         return RoutingTable(self.version + 1, tuple(owners))
 
-    def require(self, shard: ShardId) -> None:
+    def require(self, shard: Any) -> None:
         """Refuse a shard number that is not in the table."""
-        if not 0 <= shard < len(self.owners):
+        if not isinstance(shard, Integral) or not 0 <= int(shard) < len(self.owners):
             raise UnknownShardError("shard", f"be 0 to {len(self.owners) - 1}", shard)

@@ -335,6 +335,8 @@ class KeeperHost:
             self._run(self.core.written(errand))
 
     def _read(self, errand: ReadShard) -> list[Errand]:
+        if errand.move not in self.core.moves_under_way:
+            return []  # given up meanwhile, and the epoch may be no longer the newest
         records = self.world.durable.read(self.executor.name, errand.shard, errand.epoch)
         return self.core.restored(errand, records)
 
