@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from elasticutor.bench.core import bench_core
+from elasticutor.bench.core import WORKLOADS, Workload, bench_core
 from elasticutor.cli.output import out, print_json
 
 app = typer.Typer(help="Measure; figures as a table, or with --json.", no_args_is_help=True)
@@ -22,26 +22,43 @@ def _root() -> None:
 def core(
     shards: Annotated[int, typer.Option(min=1, help="Shards of the executor.")] = 256,
     tasks: Annotated[int, typer.Option(min=1, help="Its cores.")] = 8,
-    rounds: Annotated[int, typer.Option(min=1, help="Measurements to take.")] = 30,
-    batch_rows: Annotated[int, typer.Option(min=1, help="Tuples per arriving batch.")] = 1024,
-    row_us: Annotated[float, typer.Option(help="What the operator takes per tuple, in µs.")] = 5.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Measurements per workload.")] = 30,
+    row_us: Annotated[
+        float | None,
+        typer.Option(help="Only this workload: what a tuple takes, in µs.", show_default="four"),
+    ] = None,
+    batch_rows: Annotated[
+        int, typer.Option(min=1, help="With --row-us: tuples per arriving batch.")
+    ] = 1024,
     as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
 ) -> None:
     """What the core's logic costs per chunk, in microseconds; no process, no socket."""
-    result = bench_core(
-        shards=shards, tasks=tasks, rounds=rounds, batch_rows=batch_rows, row_us=row_us
-    )
+    workloads = WORKLOADS if row_us is None else (Workload(row_us, batch_rows),)
+    result = bench_core(shards=shards, tasks=tasks, rounds=rounds, workloads=workloads)
     if as_json:
         print_json(result.as_dict())
         return
-    title = f"core logic: {shards} shards, {tasks} tasks, batches of {batch_rows}"
-    table = Table("figure", "median", "p10", "p90", title=title)
-    for name, spread in (
-        ("µs per chunk", result.us_per_chunk),
-        ("µs per balancing round", result.us_per_balance),
-    ):
-        table.add_row(name, f"{spread.median:.1f}", f"{spread.low:.1f}", f"{spread.high:.1f}")
+    table = Table(
+        "workload",
+        "tuples per chunk",
+        "µs per chunk",
+        "p10 – p90",
+        "µs per balancing",
+        title=f"core logic: {shards} shards, {tasks} tasks",
+    )
+    for figures in result.workloads:
+        cost = figures.us_per_chunk
+        table.add_row(
+            f"{figures.workload.row_us:g} µs, batches of {figures.workload.batch_rows}",
+            f"{figures.rows_per_chunk:.0f}",
+            f"{cost.median:.1f}",
+            f"{cost.low:.1f} – {cost.high:.1f}",
+            f"{figures.us_per_balance.median:.0f}",
+        )
     out.print(table)
+    overall, reference = result.us_per_chunk, result.reference_us
     out.print(
-        f"{result.rounds} rounds, {result.chunks:,} chunks of {result.rows_per_chunk:.0f} tuples"
+        f"all workloads, {rounds} rounds each: {overall.median:.1f} µs per chunk "
+        f"({overall.low:.1f} – {overall.high:.1f}); "
+        f"sum(range(1000)) meanwhile took {reference.median:.1f} µs"
     )

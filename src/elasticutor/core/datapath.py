@@ -25,6 +25,9 @@ from elasticutor.core.tasks import Flight, TaskView
 from elasticutor.core.work import WorkLog, require_times
 from elasticutor.errors import BadValueError, OutOfOrderError, UnknownShardError
 
+Routed = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.intp]]
+"""The slot of each tuple of a batch, and its tuples per shard."""
+
 _ANYBODY = Peer("")  # forwarded outputs wait on nobody's account in particular
 _LEAST_BYTE_S = 1e-15  # work that takes no time at all is not measured, but not endless either
 _SMOOTHING = 0.1  # weight of the newest chunk in the executor's cost per byte
@@ -72,25 +75,29 @@ class DataPath:
 
     # In
 
-    def require_tuples(self, event: ev.TuplesArrived) -> npt.NDArray[np.intp]:
-        """Refuse a batch that cannot be; returns its tuples per shard."""
+    def require_tuples(self, event: ev.TuplesArrived) -> Routed:
+        """Refuse a batch that cannot be; returns where its tuples go, and how many per shard."""
         self.credits.require_credit(event.upstream)
-        require_size(f"a batch from {event.upstream!r}", event.size)
+        require_size("a batch", event.size)
         shards, most = event.shards, self._config.shards
-        whole = shards.dtype.kind in "iu" and shards.ndim == 1
-        if not whole or (len(shards) and not 0 <= shards.min() <= shards.max() < most):
-            raise UnknownShardError("shards", f"be whole numbers from 0 to {most - 1}", shards)
-        return np.bincount(shards, minlength=most)
+        if shards.dtype.kind in "iu" and shards.ndim == 1:
+            try:
+                # The first refuses what is too large, the second what is negative.
+                return self.receiver.slots(shards), np.bincount(shards, minlength=most)
+            except (IndexError, ValueError):
+                pass
+        raise UnknownShardError("shards", f"be whole numbers from 0 to {most - 1}", shards)
 
-    def arrive(self, event: ev.TuplesArrived, per_shard: npt.NDArray[np.intp], now: float) -> None:
+    def arrive(self, event: ev.TuplesArrived, routed: Routed, now: float) -> None:
         """Take a batch in."""
+        slots, per_shard = routed
         self.credits.spend(event.upstream, event.size)
         self.meter.arrived(len(event.shards), event.size)
         if not len(event.shards):
             self._return_credit({event.upstream: event.size})
             return
         self._inside += per_shard
-        self.receiver.arrive(event.upstream, event.batch, event.shards, event.size, now)
+        self.receiver.arrive(event.upstream, event.batch, event.shards, event.size, now, slots)
         self.feed_all(now)
 
     # To the tasks and back

@@ -326,9 +326,9 @@ class ElasticExecutor:
 
     def _on_tuples_arrived(self, event: ev.TuplesArrived, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
-        per_shard = self._data.require_tuples(event)
+        routed = self._data.require_tuples(event)
         if self.phase is Phase.RUNNING:
-            self._data.arrive(event, per_shard, now)
+            self._data.arrive(event, routed, now)
 
     def _on_chunk_processed(self, event: ev.ChunkProcessed, now: float) -> None:
         self.epochs.require_attempt(event.attempt)

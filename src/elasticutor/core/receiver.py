@@ -43,10 +43,20 @@ class Receiver:
 
     # Arriving
 
+    def slots(self, shards: ShardArray) -> npt.NDArray[np.integer[Any]]:
+        """Where tuples of these shards go now; IndexError for a shard that is too large."""
+        return self._slot_of.take(shards)
+
     def arrive(
-        self, upstream: Peer, content: Any, shards: ShardArray, size: int, now: float
+        self,
+        upstream: Peer,
+        content: Any,
+        shards: ShardArray,
+        size: int,
+        now: float,
+        slots: npt.NDArray[np.integer[Any]] | None = None,
     ) -> None:
-        """Take a batch in."""
+        """Take a batch in; `slots` says where its tuples go now, if that is known already."""
         batch = Batch(self._arrivals, upstream, content, len(shards), size, now)
         self._arrivals += 1
         ahead = self._ahead.get(upstream)
@@ -57,7 +67,8 @@ class Receiver:
             if upstream in self._parked:
                 self._parked[upstream].append(Part(batch, np.arange(batch.rows), shards))
             else:
-                self._distribute(batch, None, shards)
+                known = self.slots(shards) if slots is None else slots
+                self._distribute(batch, None, shards, known)
 
     def wait_ahead(self, upstream: Peer) -> None:
         """Let what this upstream sends from now on wait for the next epoch."""
@@ -198,13 +209,16 @@ class Receiver:
         if parked is not None:
             parked.append(part)
         else:
-            self._distribute(part.batch, part.rows, part.shards)
+            self._distribute(part.batch, part.rows, part.shards, self.slots(part.shards))
 
     def _distribute(
-        self, batch: Batch, rows: npt.NDArray[np.intp] | None, shards: ShardArray
+        self,
+        batch: Batch,
+        rows: npt.NDArray[np.intp] | None,
+        shards: ShardArray,
+        slots: npt.NDArray[np.integer[Any]],
     ) -> None:
         """Queue tuples for the tasks that own their shards; without `rows`, the whole batch."""
-        slots = self._slot_of.take(shards)
         order = slots.argsort(kind="stable")
         rows = order if rows is None else rows.take(order)
         shards = shards.take(order)
