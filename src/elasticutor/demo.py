@@ -203,6 +203,10 @@ class _Stage:
         """Nothing is stored."""
         return 0.001
 
+    def storage_fails(self) -> bool:
+        """Nothing is stored."""
+        return False
+
     def notice_s(self) -> float:
         """Nothing is lost."""
         return 0.001

@@ -254,7 +254,10 @@ def test_an_attempt_that_the_host_gives_up_fails_and_the_next_one_goes_on_from_i
     assert rig.tell(failure) == []
     assert (rig.executor.phase, rig.executor.moves) == (Phase.FAILED, ())
     rig.begin(1)
-    assert rig.tell(ev.AttemptFailed(rig.attempt, "not yet ready, nothing to fail")) == []
+    failed = rig.tell(ev.AttemptFailed(rig.attempt, "the store cannot be read"))
+    assert failed == [do.ReportFailure(rig.attempt, "the store cannot be read")]
+    assert rig.tell(ev.AttemptFailed(rig.attempt, "again")) == []
+    rig.begin(1)
     rig.settle()
     assert rig.logged(do.RestoreShard) == []
     works(rig)

@@ -139,6 +139,12 @@ class Run(ABC):
         """How long the checkpoint location takes to read or write."""
         return self.rng.uniform(0.0005, 0.01) * (20 if self.rng.random() < 0.01 else 1)
 
+    def storage_fails(self) -> bool:
+        """Whether the checkpoint location refuses what is being written now."""
+        fails = self.rng.random() < self.scenario.rates.write_fails
+        self.oracle.counts["failed_writes"] += fails
+        return fails
+
     def notice_s(self) -> float:
         """How long it takes until a loss is noticed."""
         return self.rng.uniform(0.0005, 0.02)

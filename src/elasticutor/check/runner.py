@@ -34,6 +34,7 @@ _COUNTS = (
     "lost_executors",
     "lost_drivers",
     "failures",
+    "failed_writes",
     "cores_granted",
     "cores_taken",
     "chunks",

@@ -36,6 +36,8 @@ class Rates:
     slow_phases: float
     manifest_fails: float
     """Chance per epoch."""
+    write_fails: float
+    """Chance per increment."""
     crash_before_commit: float
     """Chance per batch, after everybody has prepared it."""
 
@@ -172,5 +174,6 @@ def _draw_rates(rng: random.Random) -> Rates:
         failures=0.0 if calm else rng.choice((0.2, 0.6)),
         slow_phases=rng.choice((0.0, 3.0)),
         manifest_fails=0.0 if calm else rng.choice((0.0, 0.15)),
+        write_fails=0.0 if calm else rng.choice((0.0, 0.02)),
         crash_before_commit=0.0 if calm else rng.choice((0.0, 0.2)),
     )

@@ -319,7 +319,7 @@ class ElasticExecutor:
 
     def _on_attempt_failed(self, event: ev.AttemptFailed, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
-        if self.phase is Phase.RUNNING:
+        if self.phase is not Phase.FAILED:
             self._fail(event.reason)
 
     # The data path
@@ -343,8 +343,9 @@ class ElasticExecutor:
     def _on_credit_granted(self, event: ev.CreditGranted, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
         self._data.require_credit(event)
-        self._data.credit(event, now)
-        self._try_to_end_epoch(now)
+        if self.phase is Phase.RUNNING:
+            self._data.credit(event, now)
+            self._try_to_end_epoch(now)
 
     # Moves
 

@@ -90,6 +90,9 @@ class Surroundings(Protocol):
     def storage_s(self) -> float:
         """How long the checkpoint location takes to read or write."""
 
+    def storage_fails(self) -> bool:
+        """Whether the checkpoint location refuses what is being written now."""
+
     def notice_s(self) -> float:
         """How long it takes until a loss is noticed."""
 
@@ -329,7 +332,9 @@ class KeeperHost:
                 self.send(errand)
 
     def _write(self, errand: WriteIncrement) -> None:
-        if self.alive:
+        if self.alive and self.world.surroundings.storage_fails():
+            self.send(ev.AttemptFailed(errand.attempt, f"{self.node} cannot write its increment"))
+        elif self.alive:
             name = self.executor.name
             self.world.durable.write(name, errand.epoch, errand.attempt, errand.shards)
             self._run(self.core.written(errand))
