@@ -8,7 +8,7 @@ ElasticutorError
     ├── UnknownShardError
     ├── UnknownTaskError
     ├── UnknownNodeError
-    ├── UnknownUpstreamError
+    ├── UnknownPeerError
     ├── OutOfOrderError               label, marker, result or epoch that is not the next one
     ├── StaleAttemptError             belongs to an attempt that was given up
     ├── CreditExceededError           more was sent than was granted
@@ -68,8 +68,8 @@ class UnknownNodeError(ProtocolError):
     """A node that takes no part in this executor."""
 
 
-class UnknownUpstreamError(ProtocolError):
-    """An upstream that the current attempt does not name."""
+class UnknownPeerError(ProtocolError):
+    """An upstream or a destination that the current attempt does not name."""
 
 
 class OutOfOrderError(ProtocolError):

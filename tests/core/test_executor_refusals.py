@@ -39,9 +39,9 @@ from elasticutor.errors import (
     ProtocolError,
     StaleAttemptError,
     UnknownNodeError,
+    UnknownPeerError,
     UnknownShardError,
     UnknownTaskError,
-    UnknownUpstreamError,
 )
 
 NOBODY = Peer("nobody")
@@ -348,12 +348,12 @@ VALUES: list[Refusal] = [
 ]
 
 STRANGERS: list[Refusal] = [
-    ("stranger's tuples", busy, tuples(upstream=NOBODY), UnknownUpstreamError),
-    ("stranger's marker", busy, ev.MarkerArrived(NOBODY, NOW, OPEN), UnknownUpstreamError),
-    ("stranger's offer", busy, ev.OfferMeasured(NOBODY, NOW, 1, 0.0), UnknownUpstreamError),
-    ("stranger's credit", busy, ev.CreditGranted(NOBODY, NOW, 10**9), UnknownUpstreamError),
-    ("upstream's credit", busy, ev.CreditGranted(U, NOW, 10**9), UnknownUpstreamError),
-    ("stranger's output", busy, answer(GOOD, ev.Output(NOBODY, "x", 1)), UnknownUpstreamError),
+    ("stranger's tuples", busy, tuples(upstream=NOBODY), UnknownPeerError),
+    ("stranger's marker", busy, ev.MarkerArrived(NOBODY, NOW, OPEN), UnknownPeerError),
+    ("stranger's offer", busy, ev.OfferMeasured(NOBODY, NOW, 1, 0.0), UnknownPeerError),
+    ("stranger's credit", busy, ev.CreditGranted(NOBODY, NOW, 10**9), UnknownPeerError),
+    ("upstream's credit", busy, ev.CreditGranted(U, NOW, 10**9), UnknownPeerError),
+    ("stranger's output", busy, answer(GOOD, ev.Output(NOBODY, "x", 1)), UnknownPeerError),
     ("no task started", busy, ev.TaskStarted(NO_TASK), UnknownTaskError),
     ("no task reset", rolling_back, ev.TaskReset(NO_TASK, NOW), UnknownTaskError),
     ("no task's core", busy, ev.CoreTaken(NO_TASK), UnknownTaskError),

@@ -6,7 +6,7 @@ from elasticutor.core.events import Output
 from elasticutor.core.flow import InputCredits, Outputs
 from elasticutor.core.ids import Attempt, Epoch, Peer
 from elasticutor.core.instructions import Emit, EmitMarker, GrantCredit
-from elasticutor.errors import CreditExceededError, OutOfOrderError, UnknownUpstreamError
+from elasticutor.errors import CreditExceededError, OutOfOrderError, UnknownPeerError
 
 U, V = Peer("u"), Peer("v")
 NOW = Attempt(3)
@@ -89,7 +89,7 @@ def test_upstreams_have_credits_of_their_own() -> None:
 def test_strangers_have_no_credit() -> None:
     intake = InputCredits([U], first=100)
     for refuse in (intake.require, intake.require_credit):
-        with pytest.raises(UnknownUpstreamError, match=r"be one of \['u'\]; got 'v'"):
+        with pytest.raises(UnknownPeerError, match=r"be one of \['u'\]; got 'v'"):
             refuse(V)
 
 
@@ -258,6 +258,6 @@ def test_credit_does_not_fall() -> None:
 def test_outputs_for_strangers_are_refused() -> None:
     outputs = outputs_for(U)
     outputs.require(U)
-    with pytest.raises(UnknownUpstreamError, match=r"be one of \['u'\]; got 'v'"):
+    with pytest.raises(UnknownPeerError, match=r"be one of \['u'\]; got 'v'"):
         outputs.require(V)
     assert outputs.destinations == [U]

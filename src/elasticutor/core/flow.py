@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from elasticutor.core.events import Output
 from elasticutor.core.ids import Attempt, Epoch, Peer
 from elasticutor.core.instructions import Emit, EmitMarker, GrantCredit
-from elasticutor.errors import CreditExceededError, OutOfOrderError, UnknownUpstreamError
+from elasticutor.errors import CreditExceededError, OutOfOrderError, UnknownPeerError
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class InputCredits:
     def require(self, upstream: Peer) -> None:
         """Refuse an upstream that the attempt does not name."""
         if upstream not in self._intakes:
-            raise UnknownUpstreamError(
+            raise UnknownPeerError(
                 "upstream",
                 f"be one of {sorted(self._intakes)}",
                 upstream,
@@ -113,9 +113,7 @@ class Outputs:
     def require(self, destination: Peer) -> None:
         """Refuse a destination that the attempt does not name."""
         if destination not in self._outlets:
-            raise UnknownUpstreamError(
-                "destination", f"be one of {sorted(self._outlets)}", destination
-            )
+            raise UnknownPeerError("destination", f"be one of {sorted(self._outlets)}", destination)
 
     def add(self, output: Output) -> None:
         """Put an output behind the others for its destination."""
