@@ -80,20 +80,7 @@ def test_the_defaults_are_those_of_the_paper_where_it_names_them() -> None:
     assert (config.shards, config.balance_threshold) == (256, 1.2)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "shards",
-        "min_chunks",
-        "max_chunks",
-        "first_chunk_rows",
-        "max_chunk_rows",
-        "min_credit_bytes",
-        "max_credit_bytes",
-        "output_bytes",
-        "max_moves",
-    ],
-)
+@pytest.mark.parametrize("name", COUNTS)
 @pytest.mark.parametrize("value", [2.5, math.nan, math.inf, "4"])
 def test_counts_are_whole_numbers_and_the_error_names_the_right_one(name: str, value: Any) -> None:
     with pytest.raises(BadValueError) as caught:

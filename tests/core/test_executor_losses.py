@@ -327,6 +327,7 @@ def test_an_executor_may_begin_before_it_has_any_core() -> None:
     rig.tell(ev.CoreGranted(A))
     rig.settle()
     rig.complete()
+    assert rig.executor.waiting == 0
 
 
 # Any sequence

@@ -18,6 +18,7 @@ from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.balancing import plan_reassignments
 from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.crew import Crew
 from elasticutor.core.datapath import DataPath, require_size
 from elasticutor.core.epochs import Epochs
 from elasticutor.core.ids import NodeId, Peer, ShardId, TaskId
@@ -29,11 +30,9 @@ from elasticutor.core.routing import RoutingTable
 from elasticutor.core.tasks import TaskStatus, TaskView
 from elasticutor.errors import (
     BadValueError,
-    LastCoreError,
     OutOfOrderError,
     ProtocolError,
     StaleAttemptError,
-    UnknownNodeError,
     UnknownTaskError,
 )
 
@@ -75,10 +74,10 @@ class ElasticExecutor:
         self._out: list[do.Instruction] = []
         self._data = DataPath(config, self.tasks, self.epochs, self._emit, now)
         self._moves = Reassigner(config.shards, self._data.receiver, self.tasks, self._emit)
-        self._stores: set[NodeId] = set()
+        receiver, meter = self._data.receiver, self._data.meter
+        self._crew = Crew(self.tasks, self.epochs, receiver, meter, self._emit)
+        self._rollback = Rollback(self._crew.stores, self._emit)
         self._state_bytes: dict[NodeId, int] = {}
-        self._rollback = Rollback(self._stores, self._emit)
-        self._next_task = 0
         self._hot: tuple[ShardId, ...] = ()
         self._now = now
 
@@ -187,10 +186,9 @@ class ElasticExecutor:
     def _roll_back(self, now: float) -> None:
         self.phase = Phase.ROLLING_BACK
         self._moves.cancel()
-        for task in self.tasks.values():
-            task.forget_flights()
+        self._crew.forget_flights()
         self._moves.settle()
-        running = [task.id for task in self.tasks.values() if task.running]
+        running = [task.id for task in self._crew.running]
         self._rollback.begin(self.epochs.attempt, self.epochs.committed, running)
         self._go_on_rolling_back(now)
 
@@ -200,13 +198,13 @@ class ElasticExecutor:
 
     def _on_task_reset(self, event: ev.TaskReset, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
-        self._require_task(event.task)
+        self._crew.require(event.task)
         self._rollback.task_reset(event.task)
         self._go_on_rolling_back(now)
 
     def _on_store_rolled_back(self, event: ev.StoreRolledBack, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
-        self._require_store(event.node)
+        self._crew.require_store(event.node)
         self._rollback.store_rolled_back(event.node)
         self._go_on_rolling_back(now)
 
@@ -221,48 +219,30 @@ class ElasticExecutor:
         self.phase = Phase.FAILED
         self._moves.cancel()
         self._data.receiver.clear()
-        for task in self.tasks.values():
-            task.forget_flights()
+        self._crew.forget_flights()
         self._emit(do.ReportFailure(self.epochs.attempt, reason))
 
     # Cores
 
     def _on_core_granted(self, event: ev.CoreGranted, now: float) -> None:
-        if event.node not in self._stores:
-            self._stores.add(event.node)
-            self._emit(do.OpenStore(event.node, self.epochs.attempt, self.epochs.committed))
-        task = TaskView(TaskId(self._next_task), event.node)
-        self._next_task += 1
-        self.tasks[task.id] = task
-        self._emit(do.StartTask(event.node, task.id))
-        self._data.meter.set_cores(len(self.tasks), now)
+        self._crew.grant(event.node, now)
 
     def _on_task_started(self, event: ev.TaskStarted, now: float) -> None:
-        task = self._require_task(event.task)
-        if task.running:
-            raise OutOfOrderError(f"task {task.id}", "be starting", task.status.value)
-        task.status = TaskStatus.ACTIVE
-        task.slot = self._data.receiver.add_slot()
+        self._crew.started(event.task)
         # A core that was granted is wanted: among many balanced tasks a new one without any load
         # would not lift δ over the usual threshold, and would get nothing.
         self._data.end_interval(now)
         self._arrange(now, threshold=min(_NEW_CORE_THRESHOLD, self.config.balance_threshold))
 
     def _on_core_taken(self, event: ev.CoreTaken, now: float) -> None:
-        task = self._require_task(event.task)
-        if task.status is TaskStatus.LEAVING:
-            raise OutOfOrderError(f"task {task.id}", "not be leaving already", "a second request")
-        others = [other for other in self.tasks.values() if other.id != task.id]
-        if not any(other.status is not TaskStatus.LEAVING for other in others):
-            raise LastCoreError(
-                "executor", "keep at least one core", 0, "grant it another core first"
-            )
+        task = self._crew.require(event.task)
+        self._crew.require_replaceable(task)
         if task.running:
             task.status = TaskStatus.LEAVING
             self._arrange(now)
             self._retire(task, now)
         else:
-            self._end(task, now)
+            self._crew.dismiss(task, now)
 
     def _retire(self, task: TaskView, now: float) -> None:
         """Let a leaving task go as soon as nothing depends on it."""
@@ -270,52 +250,45 @@ class ElasticExecutor:
             return
         awaited = task.id in self._rollback.resetting or task.id in self._flushing
         if not awaited and not self._moves.involved(task.id):
-            self._end(task, now)
+            self._crew.dismiss(task, now)
 
     def _retire_all(self, now: float) -> None:
         for task in list(self.tasks.values()):
             self._retire(task, now)
 
-    def _end(self, task: TaskView, now: float) -> None:
-        self._emit(do.EndTask(task.node, task.id))
-        self._remove(task, now)
-
-    def _remove(self, task: TaskView, now: float) -> None:
-        del self.tasks[task.id]
-        self._rollback.forget_task(task.id)
-        self._moves.unplace(self.table.shards_of(task.id))
-        if task.running:
-            self._data.receiver.free_slot(task.slot)
-        self._data.meter.set_cores(len(self.tasks), now)
-
     # Losses
 
     def _on_task_lost(self, event: ev.TaskLost, now: float) -> None:
-        task = self._require_task(event.task)
+        task = self._crew.require(event.task)
         if self.phase is Phase.RUNNING and task.running:
             self._fail(f"task {task.id} on node {task.node!r} was lost")
-        self._remove(task, now)
+        self._lose(task, now)
         self._go_on_rolling_back(now)
 
     def _on_node_lost(self, event: ev.NodeLost, now: float) -> None:
-        self._require_store(event.node)
+        self._crew.require_store(event.node)
         if event.node == self.node:
             raise ProtocolError(
                 "node lost", "be a remote one", event.node, "without its main process it is gone"
             )
-        tasks = [task for task in self.tasks.values() if task.node == event.node]
+        tasks = self._crew.on(event.node)
         needed = any(task.running for task in tasks) or event.node in self._moves.homes
         needed = needed or bool(self._moves.touching(event.node))
         needed = needed or event.node in (self.epochs.persisting or ())
         if self.phase is Phase.RUNNING and needed:
             self._fail(f"node {event.node!r} was lost with {len(tasks)} of the executor's tasks")
-        self._stores.discard(event.node)
+        self._crew.stores.discard(event.node)
         self._state_bytes.pop(event.node, None)
         self._moves.forget_node(event.node)
         self._rollback.forget_node(event.node)
         for task in tasks:
-            self._remove(task, now)
+            self._lose(task, now)
         self._go_on_rolling_back(now)
+
+    def _lose(self, task: TaskView, now: float) -> None:
+        self._rollback.forget_task(task.id)
+        self._moves.unplace(self.table.shards_of(task.id))
+        self._crew.remove(task, now)
 
     def _on_attempt_failed(self, event: ev.AttemptFailed, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
@@ -334,7 +307,7 @@ class ElasticExecutor:
         self.epochs.require_attempt(event.attempt)
         if self.phase is not Phase.RUNNING:
             return
-        task = self._require_task(event.task)
+        task = self._crew.require(event.task)
         self._data.require_answer(task, event)
         self._data.answered(task, event, now)
         self._try_to_end_epoch(now)
@@ -359,14 +332,13 @@ class ElasticExecutor:
         staying = any(task.staying for task in self.tasks.values())
         if self.phase is not Phase.RUNNING or not staying:
             return
-        running = [task for task in self.tasks.values() if task.running]
-        leaving = [task.id for task in running if task.status is TaskStatus.LEAVING]
+        leaving = self._crew.leaving
         if math.isinf(threshold) and not leaving and not self.table.shards_of(None):
             return
         plan = plan_reassignments(
             self._data.loads(),
             self._moves.planned_owners(),
-            {task.id: task.node for task in running},
+            {task.id: task.node for task in self._crew.running},
             threshold=threshold,
             leaving=leaving,
             pinned=[move.shard for move in self.moves],
@@ -392,7 +364,7 @@ class ElasticExecutor:
 
     def _on_move_asked(self, event: ev.MoveAsked, now: float) -> None:
         self.table.require(event.shard)
-        task = self._require_task(event.destination)
+        task = self._crew.require(event.destination)
         if not task.staying:
             raise UnknownTaskError("destination", "be an active task", task.status.value)
         if self.phase is not Phase.RUNNING:
@@ -439,7 +411,7 @@ class ElasticExecutor:
             self._retire(source, now)
 
     def _on_shard_dropped(self, event: ev.ShardDropped, now: float) -> None:
-        self._require_store(event.node)
+        self._crew.require_store(event.node)
         self._moves.dropped(event.node, event.shard)
         self._arrange(now)
 
@@ -471,16 +443,16 @@ class ElasticExecutor:
         unplaced = None in self.table.owners
         if not self._data.receiver.empty or self._moves.holding or unplaced:
             return
-        running = [task.id for task in self.tasks.values() if task.running]
-        self.epochs.flushing = set(running)
+        running = self._crew.running
+        self.epochs.flushing = {task.id for task in running}
         for task in running:
-            self._emit(do.FlushTask(task, self.epochs.attempt, self.epochs.open))
+            self._emit(do.FlushTask(task.id, self.epochs.attempt, self.epochs.open))
 
     def _on_task_flushed(self, event: ev.TaskFlushed, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
         if self.phase is not Phase.RUNNING:
             return
-        self._require_task(event.task)
+        self._crew.require(event.task)
         if event.task not in self._flushing or event.epoch != self.epochs.open:
             raise OutOfOrderError(f"task {event.task}", "have been told to flush", event.epoch)
         if self.tasks[event.task].flights:
@@ -510,7 +482,7 @@ class ElasticExecutor:
         require_size("increment", event.size)
         if self.phase is not Phase.RUNNING:
             return
-        self._require_store(event.node)
+        self._crew.require_store(event.node)
         waiting = self.epochs.persisting or set()
         if event.node not in waiting or event.epoch != self.epochs.sealed:
             raise OutOfOrderError(f"node {event.node!r}", "have been told to persist", event.epoch)
@@ -534,7 +506,7 @@ class ElasticExecutor:
         self._commit_stores()
 
     def _commit_stores(self) -> None:
-        for node in sorted(self._stores):
+        for node in sorted(self._crew.stores):
             self._emit(do.CommitStore(node, self.epochs.committed))
 
     # Measurements
@@ -545,7 +517,7 @@ class ElasticExecutor:
         self._data.meter.offered(event.sent_rows, event.blocked_share)
 
     def _on_state_measured(self, event: ev.StateMeasured, now: float) -> None:
-        self._require_store(event.node)
+        self._crew.require_store(event.node)
         require_size("state", event.size)
         self._state_bytes[event.node] = event.size
         self._data.meter.state_bytes(sum(self._state_bytes.values()))
@@ -558,16 +530,6 @@ class ElasticExecutor:
     def _require_time(self, now: float) -> None:
         if not self._now <= now < math.inf:
             raise BadValueError("now", f"be finite, and {self._now} or later", now)
-
-    def _require_task(self, task: TaskId) -> TaskView:
-        view = self.tasks.get(task)
-        if view is None:
-            raise UnknownTaskError("task", f"be one of {sorted(self.tasks)}", task)
-        return view
-
-    def _require_store(self, node: NodeId) -> None:
-        if node not in self._stores:
-            raise UnknownNodeError("node", f"be one of {sorted(self._stores)}", node)
 
 
 _NEW_CORE_THRESHOLD = 1.05
