@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from elasticutor.check.mutants import ALL, Mutant
+from elasticutor.check.mutants import ALL
 from elasticutor.check.runner import CheckResult, SeedResult, run_seed, run_seeds
 from elasticutor.check.trace import Trace
 from elasticutor.cli.output import err, note, out, print_json, progress_bar
@@ -121,7 +121,7 @@ def _check_mutants(as_json: bool) -> None:
     with progress_bar(hidden=as_json) as progress:
         bar = progress.add_task("bugs put in", total=len(ALL))
         for mutant in ALL:
-            found[mutant.name] = _look_for(mutant)
+            found[mutant.name] = mutant.found_after(_MUTANT_SEEDS)
             progress.advance(bar)
     if as_json:
         print_json({"most_seeds": _MUTANT_SEEDS, "found_after": found})
@@ -133,7 +133,3 @@ def _check_mutants(as_json: bool) -> None:
         out.print(table)
     if None in found.values():
         raise typer.Exit(1)
-
-
-def _look_for(mutant: Mutant) -> int | None:
-    return mutant.found_after(_MUTANT_SEEDS)
