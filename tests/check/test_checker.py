@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from elasticutor.check.mutants import ALL, ESSENTIAL, Mutant
 from elasticutor.check.runner import CheckResult, run_seed, run_seeds
 from elasticutor.check.scenario import draw
 from elasticutor.check.trace import Trace
+from elasticutor.errors import ElasticutorError
 
 _TELL = """
 import hashlib, sys
@@ -57,6 +59,17 @@ def test_every_kind_of_trouble_happens_often(
     two_hundred: CheckResult, what: str, least: int
 ) -> None:
     assert two_hundred.counts[what] >= least
+
+
+def test_processes_that_do_not_answer_are_given_up_and_none_is_left_behind() -> None:
+    with pytest.raises(ElasticutorError, match=r"finish a seed within 0\.001 s; got 'no answer'"):
+        run_seeds(range(100), processes=2, patience_s=0.001)
+    assert multiprocessing.active_children() == []
+
+
+def test_no_process_is_left_behind_when_all_seeds_are_done(two_hundred: CheckResult) -> None:
+    assert two_hundred.seeds == 200
+    assert multiprocessing.active_children() == []
 
 
 def test_a_seed_has_a_thousand_tuples_on_average(two_hundred: CheckResult) -> None:

@@ -9,12 +9,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from elasticutor.check.batches import BatchRun
 from elasticutor.check.scenario import draw
 from elasticutor.check.stream import StreamRun
 from elasticutor.check.trace import Trace
+from elasticutor.errors import ElasticutorError
 
 # Shown first and always, in this order; others follow in the order of the alphabet.
 _COUNTS = (
@@ -106,6 +108,7 @@ def run_seeds(
     *,
     processes: int | None = None,
     until_failure: bool = False,
+    patience_s: float = 300.0,
     progress: Callable[[CheckResult], None] = lambda result: None,
 ) -> CheckResult:
     """Run many seeds, and count what happened in them.
@@ -114,11 +117,13 @@ def run_seeds(
         seeds: Which ones.
         processes: How many processes to use; 1 runs them in this one. Default: one per core.
         until_failure: Stop at the first seed that goes wrong.
+        patience_s: How long to wait for the next result of another process. A seed takes a
+            fraction of a second; but a process that is killed from outside never answers.
         progress: Called after every seed.
     """
     started = time.monotonic()
     result = CheckResult()
-    for outcome in _outcomes(seeds, processes or os.cpu_count() or 1):
+    for outcome in _outcomes(seeds, processes or os.cpu_count() or 1, patience_s):
         result.add(outcome)
         result.seconds = time.monotonic() - started
         progress(result)
@@ -127,12 +132,35 @@ def run_seeds(
     return result
 
 
-def _outcomes(seeds: Iterable[int], processes: int) -> Iterator[SeedResult]:
+def _outcomes(seeds: Iterable[int], processes: int, patience_s: float) -> Iterator[SeedResult]:
     if processes == 1:
         yield from map(run_seed, seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(processes, _ignore_interrupt) as pool:
-        yield from pool.imap_unordered(run_seed, seeds, chunksize=8)
+    pool = multiprocessing.get_context("spawn").Pool(processes, _ignore_interrupt)
+    try:
+        # Handed out in eights, by ourselves: results of the pool's own chunks have no time-out.
+        left = iter(seeds)
+        eights = iter(lambda: list(islice(left, 8)), [])
+        results = pool.imap_unordered(_run_some, eights)
+        while True:
+            try:
+                yield from results.next(timeout=patience_s)
+            except StopIteration:
+                return
+            except multiprocessing.TimeoutError:
+                raise ElasticutorError(
+                    "checking processes",
+                    f"finish a seed within {patience_s:g} s",
+                    "no answer",
+                    "one may have been killed, for want of memory say; try --processes 1",
+                ) from None
+    finally:
+        pool.terminate()
+        pool.join()
+
+
+def _run_some(seeds: list[int]) -> list[SeedResult]:
+    return [run_seed(seed) for seed in seeds]
 
 
 def _ignore_interrupt() -> None:

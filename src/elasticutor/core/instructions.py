@@ -289,4 +289,3 @@ TO_NODE = (
     CommitStore,
     RollBackStore,
 )
-TO_DRIVER = (ReportReady, ReportPrepared, ReportFailure)
