@@ -232,7 +232,8 @@ class ElasticExecutor:
         # A core that was granted is wanted: among many balanced tasks a new one without any load
         # would not lift δ over the usual threshold, and would get nothing.
         self._data.end_interval(now)
-        self._arrange(now, threshold=min(_NEW_CORE_THRESHOLD, self.config.balance_threshold))
+        threshold = min(_NEW_CORE_THRESHOLD, self.config.balance_threshold)
+        self._arrange(now, threshold, "core granted")
 
     def _on_core_taken(self, event: ev.CoreTaken, now: float) -> None:
         task = self._crew.require(event.task)
@@ -325,9 +326,11 @@ class ElasticExecutor:
     def _on_balance_due(self, event: ev.BalanceDue, now: float) -> None:
         if self.phase is Phase.RUNNING:
             self._data.end_interval(now)
-            self._arrange(now, threshold=self.config.balance_threshold)
+            self._arrange(now, self.config.balance_threshold)
 
-    def _arrange(self, now: float, threshold: float = math.inf) -> None:
+    def _arrange(
+        self, now: float, threshold: float = math.inf, cause: do.Cause = "balance"
+    ) -> None:
         """Start the moves that are needed, and those that balance the load beyond the threshold."""
         staying = any(task.staying for task in self.tasks.values())
         if self.phase is not Phase.RUNNING or not staying:
@@ -347,14 +350,15 @@ class ElasticExecutor:
         for reassignment in plan.moves:
             forced = reassignment.source is None  # waiting tuples depend on it
             if forced or len(self.moves) < self.config.max_moves:
-                self._move(reassignment.shard, reassignment.destination, now)
+                why = "lost" if forced else "core taken" if reassignment.source in leaving else cause
+                self._move(reassignment.shard, reassignment.destination, why, now)
         if not math.isinf(threshold) and plan.hot != self._hot:
             self._hot = plan.hot
             self._emit(do.ReportHotShards(plan.hot))
         self._after_moves(now)
 
-    def _move(self, shard: ShardId, destination: TaskId, now: float) -> bool:
-        return self._moves.start(shard, destination, self.epochs.committed, now)
+    def _move(self, shard: ShardId, destination: TaskId, cause: do.Cause, now: float) -> bool:
+        return self._moves.start(shard, destination, cause, self.epochs.committed, now)
 
     def _after_moves(self, now: float) -> None:
         """Some shard may have found its task: its tuples flow, and nothing may wait for it."""
@@ -373,7 +377,7 @@ class ElasticExecutor:
             raise OutOfOrderError(f"shard {event.shard}", "not be on the move", "a second request")
         if self.table.owner(event.shard) in (event.destination, None):
             return
-        if not self._move(event.shard, event.destination, now):
+        if not self._move(event.shard, event.destination, "asked", now):
             raise OutOfOrderError(
                 f"old copy of shard {event.shard} on {task.node!r}", "be dropped first", task.id
             )

@@ -8,10 +8,13 @@ the protocol rests on it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from elasticutor.core.ids import Attempt, ChunkId, Epoch, MoveId, NodeId, Peer, ShardId, TaskId
 from elasticutor.core.parts import Part
+
+Cause = Literal["balance", "core granted", "core taken", "asked", "lost"]
+"""Why a shard moves: the load is uneven, a core came or goes, somebody asked, its task is gone."""
 
 # To a task, in-band with its data ----------------------------------------------------------------
 
@@ -232,6 +235,7 @@ class ReportMove:
     source: TaskId | None
     destination: TaskId
     remote: bool
+    cause: Cause
     sync_s: float
     """From the label until the source task had reached it."""
     migration_s: float

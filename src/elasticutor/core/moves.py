@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from elasticutor.core.ids import ChunkId, MoveId, NodeId, ShardId, TaskId
-from elasticutor.core.instructions import ReportMove
+from elasticutor.core.instructions import Cause, ReportMove
 
 
 class MovePhase(Enum):
@@ -51,6 +51,7 @@ class Move:
     """The node with the shard's state; None: only the checkpoint has it."""
     target: NodeId
     phase: MovePhase
+    cause: Cause
     behind: ChunkId = ChunkId(-1)
     """The last chunk that the source task had been handed when the label was sent."""
     labelled_at: float = 0.0
@@ -75,6 +76,7 @@ class Move:
             source=self.source,
             destination=self.destination,
             remote=self.remote,
+            cause=self.cause,
             sync_s=self.drained_at - self.labelled_at,
             migration_s=now - self.drained_at,
             copied=self.copied,

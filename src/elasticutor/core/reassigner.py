@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from elasticutor.core.ids import Epoch, MoveId, NodeId, ShardId, TaskId
 from elasticutor.core.instructions import (
+    Cause,
     CopyShard,
     DropShard,
     Instruction,
@@ -50,7 +51,9 @@ class Reassigner:
 
     # What is asked for
 
-    def start(self, shard: ShardId, destination: TaskId, base: Epoch, now: float) -> bool:
+    def start(
+        self, shard: ShardId, destination: TaskId, cause: Cause, base: Epoch, now: float
+    ) -> bool:
         """Begin to move a shard; False if it has to wait for an older copy to be dropped.
 
         Whoever starts moves calls `hold_labelled` when all are started.
@@ -60,7 +63,14 @@ class Reassigner:
         if (target, shard) in self._dropping:
             return False
         move = Move(
-            MoveId(self._next_move), shard, source, destination, origin, target, MovePhase.OPENING
+            id=MoveId(self._next_move),
+            shard=shard,
+            source=source,
+            destination=destination,
+            origin=origin,
+            target=target,
+            phase=MovePhase.OPENING,
+            cause=cause,
         )
         self._next_move += 1
         self.moves[move.id] = move
