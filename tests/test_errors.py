@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from elasticutor import errors
-from elasticutor.errors import BadValueError, ElasticutorError, ProtocolError
+from elasticutor.errors import BadValueError, ElasticutorError, ProtocolError, StateFullError
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass)]
 FACTS = ("upstream 'u'", "have sent less", 70_000, "wait for a grant")
@@ -42,7 +42,8 @@ def test_bad_values_are_value_errors_and_broken_protocols_runtime_errors() -> No
     assert issubclass(ProtocolError, RuntimeError)
     for kind in KINDS:
         assert issubclass(kind, ElasticutorError)
-        leaf_of = [base for base in (BadValueError, ProtocolError) if issubclass(kind, base)]
+        bases = (BadValueError, ProtocolError, StateFullError)
+        leaf_of = [base for base in bases if issubclass(kind, base)]
         assert len(leaf_of) == (kind is not ElasticutorError)
 
 

@@ -4,6 +4,7 @@
 ElasticutorError
 ├── BadValueError (ValueError)        a value that cannot be: negative, NaN, zero cores
 │   └── UnsupportedKeyError           a column that cannot be a key
+├── StateFullError (RuntimeError)     no room for more state: the map or the disk is full
 └── ProtocolError (RuntimeError)      a message that the protocol does not allow here
     ├── UnknownShardError
     ├── UnknownTaskError
@@ -50,6 +51,10 @@ class BadValueError(ElasticutorError, ValueError):
 
 class UnsupportedKeyError(BadValueError):
     """A column whose type cannot be hashed as a key."""
+
+
+class StateFullError(ElasticutorError, RuntimeError):
+    """No room for more state: the store's map or the disk beneath it is full."""
 
 
 class ProtocolError(ElasticutorError, RuntimeError):

@@ -1,7 +1,10 @@
 """What every backend promises; a new one joins by an entry in BACKENDS."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 
 from elasticutor.core.ids import ShardId
 from elasticutor.state.backend import MISSING, Backend, MemoryBackend, Value
+from elasticutor.state.lmdb_backend import LmdbBackend
 
 OpenBackend = Callable[[], AbstractContextManager[Backend]]
 
@@ -21,7 +25,13 @@ def memory() -> Iterator[Backend]:
     yield MemoryBackend()
 
 
-BACKENDS: list[OpenBackend] = [memory]
+@contextmanager
+def shared() -> Iterator[Backend]:
+    with TemporaryDirectory() as path, LmdbBackend.create(path, map_size=2**24) as backend:
+        yield backend
+
+
+BACKENDS: list[OpenBackend] = [memory, shared]
 
 
 @pytest.fixture(params=BACKENDS)
@@ -41,6 +51,14 @@ def test_a_record_is_read_as_it_was_put(backend: Backend) -> None:
     assert backend.get("t", S0, b"k") == b"value"
     assert backend.get("t", S0, b"empty") == b""
     assert backend.get("t", S0, b"") == b"of the empty key"
+
+
+def test_a_value_may_begin_with_any_byte(backend: Backend) -> None:
+    records = [(b"%03d" % byte, bytes([byte]) * 3) for byte in range(256)]
+    records += [(b"one byte %03d" % byte, bytes([byte])) for byte in range(256)]
+    backend.put("t", S0, records)
+    assert backend.scan("t", S0) == records
+    assert [backend.get("t", S0, key) for key, _ in records] == [value for _, value in records]
 
 
 def test_a_deleted_record_is_there_and_a_missing_one_is_not(backend: Backend) -> None:
@@ -84,6 +102,61 @@ def test_long_keys_with_a_common_beginning_are_different_keys(backend: Backend) 
     assert backend.get("t", S0, LONG + b"b") is MISSING
     assert backend.get("t", S0, LONG) == b"3"
     assert dict(backend.scan("t", S0)) == {LONG + b"a": b"1", LONG: b"3"}
+
+
+def test_scanning_in_pages_visits_every_long_key_once(backend: Backend) -> None:
+    records = {LONG + b"%d" % number: b"%d" % number for number in range(20)}
+    records |= {LONG[:length]: b"%d" % length for length in (0, 399, 400, 401, 511)}
+    backend.put("t", S0, list(records.items()))
+    found: list[tuple[bytes, Value]] = []
+    while page := backend.scan("t", S0, found[-1][0] if found else None, 3):
+        backend.remove("t", S0, [page[-1][0]])
+        found += page
+    assert len(found) == len(records)
+    assert dict(found) == records
+
+
+def test_long_keys_can_be_deleted_and_empty_like_short_ones(backend: Backend) -> None:
+    backend.put("t", S0, [(LONG, None), (LONG + b"a", b"")])
+    assert (backend.get("t", S0, LONG), backend.get("t", S0, LONG + b"a")) == (None, b"")
+    assert dict(backend.scan("t", S0)) == {LONG: None, LONG + b"a": b""}
+
+
+def test_the_last_of_several_values_put_for_a_key_is_kept(backend: Backend) -> None:
+    backend.put("t", S0, [(b"k", b"2"), (b"j", b""), (b"k", b"1"), (b"k", None), (b"k", b"3")])
+    assert backend.get("t", S0, b"k") == b"3"
+
+
+def test_shards_are_found_however_far_apart_and_beside_tables_of_like_names(
+    backend: Backend,
+) -> None:
+    far = ShardId(2**31 - 2)
+    for table, shard in (("t", S0), ("t", far), ("tt", S1), ("s", S2)):
+        backend.put(table, shard, [(b"k", b"1"), (b"l", b"1")])
+    assert sorted(backend.shards("t")) == [S0, far]
+    assert (backend.shards("tt"), backend.shards("s")) == ((S1,), (S2,))
+
+
+def test_numbers_are_kept_under_their_name_and_beside_the_records(backend: Backend) -> None:
+    assert backend.load("fence") == ()
+    backend.save("fence", (1, -(2**40)))
+    backend.put("fence", S0, [(b"k", b"1")])
+    backend.save("other", (7,))
+    assert (backend.load("fence"), backend.load("other")) == ((1, -(2**40)), (7,))
+    backend.save("other", ())
+    assert backend.load("other") == ()
+    assert backend.scan("fence", S0) == [(b"k", b"1")]
+
+
+def test_what_a_transaction_wrote_is_read_within_it_and_after_it(backend: Backend) -> None:
+    with backend.transaction():
+        backend.put("t", S0, [(b"a", b"1")])
+        with backend.transaction(), backend.reading():
+            assert backend.get("t", S0, b"a") == b"1"
+            assert backend.shards("t") == (S0,)
+        backend.save("n", (1,))
+    with backend.reading(), backend.reading():
+        assert (backend.scan("t", S0), backend.load("n")) == ([(b"a", b"1")], (1,))
 
 
 def test_scan_goes_on_after_a_key_that_is_no_longer_there(backend: Backend) -> None:

@@ -1,6 +1,10 @@
+from __future__ import annotations
+
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from elasticutor.core.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import OutOfOrderError, StaleAttemptError
 from elasticutor.state.backend import MemoryBackend, Value
 from elasticutor.state.levels import START, Cursor, Levels, Record
+from elasticutor.state.lmdb_backend import LmdbBackend
 
 S0, S1 = ShardId(0), ShardId(1)
 A1, A2 = Attempt(1), Attempt(2)
@@ -19,6 +24,12 @@ A1, A2 = Attempt(1), Attempt(2)
 
 def levels(committed: int = 0, attempt: int = 1) -> Levels:
     return Levels.create(MemoryBackend(), attempt=Attempt(attempt), committed=Epoch(committed))
+
+
+def shared_levels(opened: ExitStack, committed: int = 0) -> Levels:
+    path = opened.enter_context(TemporaryDirectory())
+    backend = opened.enter_context(LmdbBackend.create(path, map_size=2**24))
+    return Levels.create(backend, attempt=A1, committed=Epoch(committed))
 
 
 def write(store: Levels, epoch: int, shard: ShardId = S0, **items: bytes | None) -> None:
@@ -54,10 +65,13 @@ class LevelsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.store = levels(committed=10)
+        self.store = self.new_store()
         self.attempt = Attempt(1)
         self.committed = Epoch(10)
         self.history: dict[Epoch, dict[tuple[ShardId, bytes], Value]] = {}
+
+    def new_store(self) -> Levels:
+        return levels(committed=10)
 
     @rule(ahead=steps_ahead, shard=shards, data=st.data(), later_attempt=st.booleans())
     def write(self, ahead: int, shard: ShardId, data: st.DataObject, later_attempt: bool) -> None:
@@ -143,6 +157,23 @@ class LevelsMachine(RuleBasedStateMachine):
 TestLevelsAgainstAHistory = LevelsMachine.TestCase
 TestLevelsAgainstAHistory.settings = settings(
     max_examples=100, stateful_step_count=20, deadline=None
+)
+
+
+class SharedLevelsMachine(LevelsMachine):
+    """The same over LMDB."""
+
+    def new_store(self) -> Levels:
+        self.opened = ExitStack()
+        return shared_levels(self.opened, committed=10)
+
+    def teardown(self) -> None:
+        self.opened.close()
+
+
+TestSharedLevelsAgainstAHistory = SharedLevelsMachine.TestCase
+TestSharedLevelsAgainstAHistory.settings = settings(
+    max_examples=20, stateful_step_count=20, deadline=None
 )
 
 
@@ -292,6 +323,14 @@ def test_records_fall_into_the_level_of_their_epoch() -> None:
     assert store.read(S0, b"a") == b"3"
 
 
+def test_a_later_value_merged_into_the_committed_level_outlives_an_earlier_deletion() -> None:
+    store = levels(committed=5)
+    store.merge(S0, [Record(b"a", Epoch(2), None), Record(b"a", Epoch(3), b"3")])
+    store.merge(S0, [Record(b"b", Epoch(2), b"2"), Record(b"b", Epoch(3), None)])
+    assert store.contents() == {b"a": b"3"}
+    assert store.uncommitted == ()
+
+
 def test_a_deletion_committed_during_the_copy_is_not_undone_by_it() -> None:
     """The copy has brought the old value; the deletion left no record that could follow it."""
     source, destination = levels(), levels()
@@ -334,8 +373,8 @@ meanwhile = st.lists(
 class ShardMove:
     """One shard on its way between two stores that hear of commits at times of their own."""
 
-    def __init__(self) -> None:
-        self.source, self.destination = levels(), levels()
+    def __init__(self, new_store: Callable[[], Levels] = levels) -> None:
+        self.source, self.destination = new_store(), new_store()
         self.under_way: deque[tuple[Record, ...]] = deque()
         self.cursor: Cursor | None = START
 
@@ -376,7 +415,27 @@ class ShardMove:
 def test_a_shard_copied_while_it_changes_arrives_as_it_is(
     before: list[Step], meanwhile: list[Step], limit: int, ahead: int
 ) -> None:
-    move = ShardMove()
+    expect_arrival_as_it_is(ShardMove(), before, meanwhile, limit, ahead)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.one_of(writes, commits), max_size=8),
+    meanwhile,
+    st.integers(1, 3),
+    st.integers(0, 3),
+)
+def test_a_shard_copied_between_shared_stores_arrives_as_it_is(
+    before: list[Step], meanwhile: list[Step], limit: int, ahead: int
+) -> None:
+    with ExitStack() as opened:
+        move = ShardMove(lambda: shared_levels(opened))
+        expect_arrival_as_it_is(move, before, meanwhile, limit, ahead)
+
+
+def expect_arrival_as_it_is(
+    move: ShardMove, before: list[Step], meanwhile: list[Step], limit: int, ahead: int
+) -> None:
     for step in before:
         move.step(*step)
     move.source.watch(S0)
@@ -429,6 +488,78 @@ def test_a_base_before_the_newest_commit_is_taken_only_with_nothing_to_keep() ->
     assert (store.contents(), store.committed) == ({}, 3)
     store.write(Attempt(2), Epoch(4), ShardId(0), [(b"k", b"new")])
     assert store.read(ShardId(0), b"k") == b"new"
+
+
+class Diary(MemoryBackend):
+    """Notes what is asked of it, and within which transaction or reading."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[str, int]] = []
+        self.outermost = 0
+        self._depth = 0
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        self.outermost += self._depth == 0
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    reading = transaction
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("get", "put", "remove", "scan", "shards", "drop", "load", "save"):
+            self.calls.append((name, self._depth and self.outermost))
+        return super().__getattribute__(name)
+
+
+def refused(act: Callable[[], object]) -> None:
+    with pytest.raises((StaleAttemptError, OutOfOrderError)):
+        act()
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda store: store.write(A2, Epoch(6), S0, [(b"a", b"3")]),
+        lambda store: refused(lambda: store.write(A1, Epoch(6), S0, [(b"a", b"3")])),
+        lambda store: refused(lambda: store.write(A2, Epoch(3), S0, [(b"a", b"3")])),
+        lambda store: store.commit(Epoch(5)),
+        lambda store: store.roll_back(Attempt(3), Epoch(4), keep=[S0]),
+        lambda store: store.watch(S1),
+        lambda store: store.unwatch(S0),
+        lambda store: store.merge(S0, [Record(b"a", Epoch(e), b"") for e in (1, 4, 6)]),
+        lambda store: store.drop(S0),
+        lambda store: store.read(S0, b"never"),
+        lambda store: store.copy(S0),
+        lambda store: list(store.changed_records(S0)),
+        lambda store: store.shards(),
+        lambda store: store.contents(),
+    ],
+)
+def test_whatever_is_asked_of_the_store_is_one_transaction(act: Callable[[Levels], object]) -> None:
+    """Another process may write, commit and roll back between any two."""
+    backend = Diary()
+    store = Levels.create(backend, attempt=A2, committed=Epoch(3))
+    store.watch(S0)
+    write(store, 4, a=b"1", b=b"1")
+    write(store, 5, shard=S1, x=None)
+    backend.calls.clear()
+    backend.outermost = 0
+    act(store)
+    assert len(backend.calls) > 1
+    assert {within for _, within in backend.calls} == {1}
+
+
+def test_records_are_merged_by_level_and_not_one_by_one() -> None:
+    backend = Diary()
+    store = Levels.create(backend, attempt=A1, committed=Epoch(0))
+    store.merge(S0, [Record(b"%d" % k, Epoch(e), b"") for e in (1, 2) for k in range(50)])
+    assert len([name for name, _ in backend.calls if name == "put"]) == 2
+    assert len(copy_all(store, S0)) == 100
 
 
 def test_two_views_of_one_backend_see_the_same_levels_fences_and_watches() -> None:

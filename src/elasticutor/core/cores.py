@@ -35,7 +35,7 @@ def core_changes(
         [CoreGranted(node='b'), CoreTaken(task=1)]
     """
     for node, count in wanted.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        if type(count) is not int or count < 0:
             raise BadValueError(f"cores on node {node!r}", "be a whole number, at least 0", count)
     if not sum(wanted.values()):
         raise LastCoreError("executor", "keep at least one core", 0, "ask for one or more")

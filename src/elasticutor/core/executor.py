@@ -125,6 +125,15 @@ class ElasticExecutor:
         """Tasks with room for work that waits for them: none, whenever an event is handled."""
         return self._data.starving()
 
+    def task_loads(self) -> dict[TaskId, float]:
+        """The load of every task, in cores: measured work of its shards, and their backlog."""
+        loads = self._data.loads()
+        shares = dict.fromkeys(self.tasks, 0.0)
+        for owner, load in zip(self.table.owners, loads.tolist(), strict=True):
+            if owner in shares:
+                shares[owner] += load
+        return shares
+
     def measure(self, now: float) -> ExecutorMetrics:
         """What was measured since the last time, up to now."""
         self._require_time(now)
@@ -350,7 +359,9 @@ class ElasticExecutor:
         for reassignment in plan.moves:
             forced = reassignment.source is None  # waiting tuples depend on it
             if forced or len(self.moves) < self.config.max_moves:
-                why = "lost" if forced else "core taken" if reassignment.source in leaving else cause
+                why = (
+                    "lost" if forced else "core taken" if reassignment.source in leaving else cause
+                )
                 self._move(reassignment.shard, reassignment.destination, why, now)
         if not math.isinf(threshold) and plan.hot != self._hot:
             self._hot = plan.hot

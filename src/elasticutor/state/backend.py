@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import Protocol
 
@@ -22,7 +23,24 @@ Value = bytes | None
 
 
 class Backend(Protocol):
-    """A key-value store with named tables, each divided into shards."""
+    """A key-value store with named tables, each divided into shards.
+
+    Several processes may have one open at once. Each call is a transaction of its own, unless it
+    is made within `transaction` or `reading`.
+    """
+
+    def transaction(self) -> AbstractContextManager[object]:
+        """Let everything inside be one write: all of it is kept, or after an exception nothing.
+
+        Nobody else writes meanwhile, so what is read inside still holds when the write is done.
+        One within another joins it.
+        """
+
+    def reading(self) -> AbstractContextManager[object]:
+        """Let everything inside be read as it was at one moment; nothing may be written inside.
+
+        One within another joins it, and one within a `transaction` sees what that has written.
+        """
 
     def get(self, table: str, shard: ShardId, key: bytes) -> Value | Missing:
         """The record of the key in this table, if there is one."""
@@ -36,7 +54,11 @@ class Backend(Protocol):
     def scan(
         self, table: str, shard: ShardId, after: bytes | None = None, limit: int | None = None
     ) -> list[tuple[bytes, Value]]:
-        """Records of a shard in the order of their keys: those after a key, up to a number."""
+        """Records of a shard in the order of their keys: those after a key, up to a number.
+
+        The order is that of the bytes; a backend may order keys that are too long for it in a way
+        of its own, as long as a scan that goes on after any key, present or not, follows it too.
+        """
 
     def shards(self, table: str) -> tuple[ShardId, ...]:
         """The shards with at least one record in this table."""
@@ -54,8 +76,14 @@ class Backend(Protocol):
         """Keep some numbers under a name."""
 
 
+_ALONE: AbstractContextManager[object] = nullcontext()
+
+
 class MemoryBackend:
     """A backend of dictionaries: for simulations and tests.
+
+    It belongs to one process, so nobody can come between two of its calls: `transaction` and
+    `reading` have nothing to do, and an exception within a transaction undoes nothing.
 
     Example:
         >>> backend = MemoryBackend()
@@ -67,6 +95,14 @@ class MemoryBackend:
     def __init__(self) -> None:
         self._tables: dict[str, dict[ShardId, dict[bytes, Value]]] = {}
         self._numbers: dict[str, tuple[int, ...]] = {}
+
+    def transaction(self) -> AbstractContextManager[object]:
+        """Let everything inside be one write: as it is, without this backend's doing."""
+        return _ALONE
+
+    def reading(self) -> AbstractContextManager[object]:
+        """Let everything inside be read as it was at one moment: as it is, anyway."""
+        return _ALONE
 
     def get(self, table: str, shard: ShardId, key: bytes) -> Value | Missing:
         """The record of the key in this table, if there is one."""

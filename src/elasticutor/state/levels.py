@@ -50,7 +50,9 @@ class Levels:
     """The state of one executor's shards on one node, with a level per uncommitted epoch.
 
     The node's keeper and every task there have one each, over the same backend; so nothing that
-    one of them must know of another is kept anywhere but in the backend.
+    one of them must know of another is kept anywhere but in the backend. Whatever changes the store
+    is one transaction, and reads fence, levels and watched shards in it: a task of a past attempt
+    is refused even if the attempt ended, in another process, a moment ago.
 
     Example:
         >>> from elasticutor.state.backend import MemoryBackend
@@ -95,12 +97,14 @@ class Levels:
 
     def read(self, shard: ShardId, key: bytes) -> Value:
         """The newest value of a key, `None` if it has none."""
-        for epoch in reversed(self.uncommitted):
-            value = self._backend.get(_table(epoch), shard, key)
-            if value is not MISSING:
-                return value
-        value = self._backend.get(_COMMITTED, shard, key)
-        return None if value is MISSING else value
+        backend = self._backend
+        with backend.reading():
+            for epoch in reversed(backend.load(_UNCOMMITTED)):
+                value = backend.get(_table(epoch), shard, key)
+                if value is not MISSING:
+                    return value
+            value = backend.get(_COMMITTED, shard, key)
+            return None if value is MISSING else value
 
     def write(
         self,
@@ -110,12 +114,13 @@ class Levels:
         items: Collection[tuple[bytes, Value]],
     ) -> None:
         """Take over what a task changed in the epoch; refuses writers of a past attempt."""
-        if attempt < self.attempt:
-            raise StaleAttemptError("writer's attempt", f"be {self.attempt} or later", attempt)
-        if epoch <= self.committed:
-            raise OutOfOrderError("epoch written", f"be after {self.committed}", epoch)
-        self._put(epoch, shard, items)
-        self._note_changes(shard, items)
+        with self._backend.transaction():
+            if attempt < self.attempt:
+                raise StaleAttemptError("writer's attempt", f"be {self.attempt} or later", attempt)
+            if epoch <= self.committed:
+                raise OutOfOrderError("epoch written", f"be after {self.committed}", epoch)
+            self._put(epoch, shard, items)
+            self._note_changes(shard, items)
 
     def increment(self, epoch: Epoch, shard: ShardId) -> tuple[Record, ...]:
         """What the epoch changed in the shard, deletions included."""
@@ -124,10 +129,11 @@ class Levels:
 
     def commit(self, epoch: Epoch) -> None:
         """Fold every level up to the epoch into the committed one."""
-        for level in self.uncommitted:
-            if level <= epoch:
-                self._fold(level)
-        self._backend.save(_FENCE, (self.attempt, max(self.committed, epoch)))
+        with self._backend.transaction():
+            for level in self.uncommitted:
+                if level <= epoch:
+                    self._fold(level)
+            self._backend.save(_FENCE, (self.attempt, max(self.committed, epoch)))
 
     def roll_back(self, attempt: Attempt, base: Epoch, keep: Collection[ShardId]) -> None:
         """Return to the state of `base`; forget all shards but those to keep.
@@ -135,30 +141,34 @@ class Levels:
         A base before the newest commit is gone from here: then there is nothing to keep, and its
         state must come from elsewhere.
         """
-        if base < self.committed and keep:
-            raise OutOfOrderError("base to keep shards of", f"be {self.committed} or later", base)
-        self.commit(base)
-        self._backend.save(_FENCE, (attempt, base))
-        for level in self.uncommitted:
-            for shard in self._backend.shards(_table(level)):
-                self._backend.drop(_table(level), shard)
-        self._backend.save(_UNCOMMITTED, ())
-        for shard in self.watched:
-            self.unwatch(shard)
-        for shard in self._backend.shards(_COMMITTED):
-            if shard not in keep:
-                self._backend.drop(_COMMITTED, shard)
+        with self._backend.transaction():
+            committed = self.committed
+            if base < committed and keep:
+                raise OutOfOrderError("base to keep shards of", f"be {committed} or later", base)
+            self.commit(base)
+            self._backend.save(_FENCE, (attempt, base))
+            for level in self.uncommitted:
+                for shard in self._backend.shards(_table(level)):
+                    self._backend.drop(_table(level), shard)
+            self._backend.save(_UNCOMMITTED, ())
+            for shard in self.watched:
+                self.unwatch(shard)
+            for shard in self._backend.shards(_COMMITTED):
+                if shard not in keep:
+                    self._backend.drop(_COMMITTED, shard)
 
     # Moving a shard to another node
 
     def watch(self, shard: ShardId) -> None:
         """Note from now on which keys of the shard change."""
-        self._backend.save(_WATCHED, tuple(sorted({*self.watched, shard})))
+        with self._backend.transaction():
+            self._backend.save(_WATCHED, tuple(sorted({*self.watched, shard})))
 
     def unwatch(self, shard: ShardId) -> None:
         """Stop noting them."""
-        self._backend.save(_WATCHED, tuple(s for s in self.watched if s != shard))
-        self._backend.drop(_CHANGED, shard)
+        with self._backend.transaction():
+            self._backend.save(_WATCHED, tuple(s for s in self.watched if s != shard))
+            self._backend.drop(_CHANGED, shard)
 
     def copy(
         self, shard: ShardId, cursor: Cursor = START, limit: int = 256
@@ -169,14 +179,15 @@ class Levels:
         as changed, so it does not matter whether the copy has seen it.
         """
         reached, after = cursor
-        for epoch, table in self._tables():
-            level = 0 if table == _COMMITTED else epoch
-            if level < reached:
-                continue
-            found = self._backend.scan(table, shard, after if level == reached else None, limit)
-            if found:
-                records = tuple(Record(key, epoch, value) for key, value in found)
-                return records, (level, found[-1][0])
+        with self._backend.reading():
+            for epoch, table in self._tables():
+                level = 0 if table == _COMMITTED else epoch
+                if level < reached:
+                    continue
+                found = self._backend.scan(table, shard, after if level == reached else None, limit)
+                if found:
+                    records = tuple(Record(key, epoch, value) for key, value in found)
+                    return records, (level, found[-1][0])
         return (), None
 
     def changed_records(self, shard: ShardId) -> Iterator[Record]:
@@ -185,38 +196,49 @@ class Levels:
         A key that the committed level does not have is sent as deleted there: a deletion that was
         committed since the copy leaves no other trace, and the copy still has the old value.
         """
-        keys = [key for key, _ in self._backend.scan(_CHANGED, shard)]
-        for epoch, table in self._tables():
-            for key in keys:
-                value = self._backend.get(table, shard, key)
-                if value is not MISSING:
-                    yield Record(key, epoch, value)
-                elif table == _COMMITTED:
-                    yield Record(key, epoch, None)
+        # Read at once, and not as they are asked for: a read that lasts would keep old pages alive.
+        found: list[Record] = []
+        with self._backend.reading():
+            keys = [key for key, _ in self._backend.scan(_CHANGED, shard)]
+            for epoch, table in self._tables():
+                for key in keys:
+                    value = self._backend.get(table, shard, key)
+                    if value is not MISSING:
+                        found.append(Record(key, epoch, value))
+                    elif table == _COMMITTED:
+                        found.append(Record(key, epoch, None))
+        return iter(found)
 
     def merge(self, shard: ShardId, records: Iterable[Record]) -> None:
         """Take records that came from another node or a checkpoint, oldest level first."""
+        by_epoch: dict[Epoch, dict[bytes, Value]] = {}
         for record in records:
-            self._put(record.epoch, shard, [(record.key, record.value)])
+            by_epoch.setdefault(record.epoch, {})[record.key] = record.value
+        with self._backend.transaction():
+            for epoch in sorted(by_epoch):
+                self._put(epoch, shard, by_epoch[epoch].items())
 
     def drop(self, shard: ShardId) -> None:
         """Forget a shard on all levels."""
-        self.unwatch(shard)
-        for _, table in self._tables():
-            self._backend.drop(table, shard)
+        with self._backend.transaction():
+            self.unwatch(shard)
+            for _, table in self._tables():
+                self._backend.drop(table, shard)
 
     def shards(self) -> frozenset[ShardId]:
         """The shards with any record."""
-        return frozenset(
-            shard for _, table in self._tables() for shard in self._backend.shards(table)
-        )
+        with self._backend.reading():
+            return frozenset(
+                shard for _, table in self._tables() for shard in self._backend.shards(table)
+            )
 
     def contents(self) -> dict[bytes, bytes]:
         """The newest value of every key, over all shards."""
         newest: dict[tuple[ShardId, bytes], Value] = {}
-        for _, table in self._tables():
-            for shard in self._backend.shards(table):
-                newest.update(((shard, key), v) for key, v in self._backend.scan(table, shard))
+        with self._backend.reading():
+            for _, table in self._tables():
+                for shard in self._backend.shards(table):
+                    newest.update(((shard, key), v) for key, v in self._backend.scan(table, shard))
         return {key: value for (_, key), value in newest.items() if value is not None}
 
     def _tables(self) -> list[tuple[Epoch, str]]:
@@ -248,5 +270,5 @@ class Levels:
             self._backend.put(_CHANGED, shard, [(key, None) for key, _ in items])
 
 
-def _table(epoch: Epoch) -> str:
+def _table(epoch: int) -> str:
     return f"epoch-{epoch}"

@@ -1,0 +1,69 @@
+"""Where main processes and their first cores go.
+
+Main processes are placed round-robin over the nodes and stay (paper 5). Cores come from the
+executor's own node first, and then from wherever most are free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from elasticutor.core.ids import NodeId, Peer
+from elasticutor.errors import BadValueError
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where an executor is, and which cores it starts with."""
+
+    node: NodeId
+    cores: Mapping[NodeId, int]
+
+
+def place(
+    executors: Sequence[tuple[Peer, int]], free: Mapping[NodeId, int], first: int = 0
+) -> dict[Peer, Placement]:
+    """Give every executor a node and the cores that it wants.
+
+    Args:
+        executors: Their names, and how many cores each wants.
+        free: The free cores of every node.
+        first: The node to begin with, by number; so that several runs do not all begin alike.
+
+    Raises:
+        BadValueError: There are fewer cores than wanted.
+
+    Example:
+        >>> place(  # doctest: +NORMALIZE_WHITESPACE
+        ...     [(Peer("a"), 1), (Peer("b"), 2)], {NodeId("n0"): 2, NodeId("n1"): 1}
+        ... )
+        {'a': Placement(node='n0', cores={'n0': 1}),
+         'b': Placement(node='n1', cores={'n1': 1, 'n0': 1})}
+    """
+    wanted, there = sum(cores for _, cores in executors), sum(free.values())
+    if wanted > there:
+        raise BadValueError(
+            "cores of the topology's executors",
+            f"be at most the {there} that are free on {len(free)} nodes",
+            wanted,
+            "give operators fewer executors or cores, or the cluster more",
+        )
+    nodes = sorted(free)
+    homes = {who: nodes[(first + number) % len(nodes)] for number, (who, _) in enumerate(executors)}
+    left, given = Counter(free), {who: Counter[NodeId]() for who, _ in executors}
+    for who, cores in executors:  # everybody's own node first, so that nobody takes it from them
+        node = homes[who]
+        own = min(cores, left[node])
+        given[who][node] += own
+        left[node] -= own
+    for who, cores in executors:
+        while given[who].total() < cores:
+            node = max(nodes, key=lambda name: left[name])
+            given[who][node] += 1
+            left[node] -= 1
+    return {
+        who: Placement(homes[who], {node: n for node, n in given[who].items() if n})
+        for who, _ in executors
+    }

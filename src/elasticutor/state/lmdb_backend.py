@@ -1,0 +1,408 @@
+"""A node's state in shared memory: one LMDB environment, open in every process that needs it.
+
+All tables live in LMDB's one unnamed database, whose keys are kept in the order of their bytes:
+
+    length and name of table | shard, 4 bytes | key                       → value, or marker | value
+    length and name of table | shard, 4 bytes | long key's start | digest → marker | key | value
+    0 | name                                                              → numbers
+
+So the records of a shard lie beside each other, in the order of their keys. LMDB takes keys of up
+to 511 bytes; of a longer one its first 400 bytes and a digest stand in the key, and the whole of it
+in the value. Long keys are therefore in the order of their first 400 bytes and then of the digest:
+an order like any other, which a scan follows and can be resumed in.
+
+Nothing is ever synced: what must survive the machine is in a checkpoint. What LMDB promises without
+is all that is needed here: a process that is killed at any point, even within a write, leaves the
+others with every transaction whole or not at all.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache
+from itertools import islice
+from operator import itemgetter
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import lmdb
+
+from elasticutor.core.ids import ShardId
+from elasticutor.errors import BadValueError, OutOfOrderError, ProtocolError, StateFullError
+from elasticutor.state.backend import MISSING, Missing, Value
+
+# A value is stored as it is, if it is as great as this: copying each one to put a marker before it
+# costs an eighth of a large write. The others, empty or with a small first byte, have one.
+_UNMARKED: Final = b"\2"
+_PRESENT: Final = b"\1"
+_DELETED: Final = b"\0"
+_LONGEST: Final = 400  # what LMDB's 511 bytes leave beside table, shard and digest, and some room
+_DIGEST_BYTES: Final = 32
+_LENGTH: Final = struct.Struct(">I")
+
+_SMALLEST_MAP: Final = 64 * 1024
+_READERS: Final = 512
+_LOCK_BYTES: Final = 64 * _READERS + 4096  # a reader has a cache line of its own
+# A write that the disk takes only a part of is reported by LMDB as EIO.
+_NO_ROOM: Final = frozenset({errno.EIO, errno.ENOSPC, errno.EFBIG, errno.EDQUOT})
+_KEY: Final = itemgetter(0)
+_JOINED: AbstractContextManager[object] = nullcontext()
+
+
+class LmdbBackend:
+    """A backend that several processes of one machine share.
+
+    Each process has one of its own for a directory, made or attached after any fork, and uses it
+    from one thread at a time.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as path, LmdbBackend.create(path, map_size=2**20) as backend:
+        ...     backend.put("committed", ShardId(3), [(b"k", b"1"), (b"gone", None)])
+        ...     backend.get("committed", ShardId(3), b"k"), backend.shards("committed")
+        (b'1', (3,))
+    """
+
+    def __init__(self, environment: lmdb.Environment) -> None:
+        self._environment = environment
+        self._pid = os.getpid()
+        self._transaction: lmdb.Transaction[bytes] | None = None
+        self._writes = False  # whether that is a write transaction
+        self._spoilt = False  # whether something inside it has failed
+        self._snapshot = _Snapshot(self)
+
+    @classmethod
+    def create(cls, path: str, *, map_size: int) -> Self:
+        """A new, empty environment in a directory that exists.
+
+        Args:
+            path: The directory; in shared memory, where there is enough.
+            map_size: The most that the environment may grow to, in bytes. Address space and not
+                memory: what is not used costs nothing.
+
+        Raises:
+            BadValueError: The map is too small, or the directory has an environment already.
+            OSError: The directory does not exist, or cannot be written.
+        """
+        if map_size < _SMALLEST_MAP:
+            raise BadValueError("map size of a store", f"be at least {_SMALLEST_MAP}", map_size)
+        _allocate_lock_file(path)
+        return cls(_open(path, map_size=map_size))
+
+    @classmethod
+    def attach(cls, path: str) -> Self:
+        """The environment that another process has created in the directory, with its map size.
+
+        Raises:
+            BadValueError: There is none.
+            lmdb.Error: This process has it open already.
+        """
+        if not Path(path, "data.mdb").is_file():
+            hint = "let the node's keeper create it first"
+            raise BadValueError("store", "have been created", path, hint)
+        return cls(_open(path, map_size=0))  # 0: as it was created
+
+    def close(self) -> None:
+        """Let go of the environment; its files stay.
+
+        A process that came of a fork closes what it inherited before it attaches anew.
+        """
+        self._environment.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def path(self) -> str:
+        """The directory of the environment."""
+        return self._environment.path()
+
+    @property
+    def map_size(self) -> int:
+        """The most bytes that the environment may grow to."""
+        return self._environment.info()["map_size"]
+
+    def used_bytes(self) -> int:
+        """Bytes of the map that hold records now, in whole pages; freed pages are used again."""
+        stat = self._environment.stat()
+        pages = stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+        return pages * stat["psize"]
+
+    def check_readers(self) -> int:
+        """Free what killed processes were reading when they died; returns how many there were.
+
+        Until then, the pages that they saw cannot be used again.
+        """
+        return self._environment.reader_check()
+
+    # Transactions
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Let everything inside be one write: all of it is kept, or after an exception nothing.
+
+        Raises:
+            StateFullError: There is no room; nothing was written, and the store is as usable as
+                before.
+            ProtocolError: It is within a `reading`, or something inside had failed and yet the
+                transaction was to be kept; or the process is not the one that opened the store.
+        """
+        if self._transaction is not None:
+            yield from self._join()
+            return
+        self._transaction = self._begin(write=True)
+        self._writes, self._spoilt = True, False
+        try:
+            yield
+            self._require_unspoilt()
+            self._transaction.commit()
+        except lmdb.Error as error:
+            self._transaction.abort()
+            if full := self._fullness(error):
+                raise full from error
+            raise
+        except BaseException:
+            self._transaction.abort()
+            raise
+        finally:
+            self._transaction, self._writes = None, False
+
+    def reading(self) -> AbstractContextManager[object]:
+        """Let everything inside be read as it was at one moment; nothing may be written inside.
+
+        Keep it short: what others write meanwhile is not seen, and costs them fresh pages.
+        """
+        return self._snapshot if self._transaction is None else _JOINED
+
+    def _join(self) -> Iterator[None]:
+        if not self._writes:
+            raise OutOfOrderError("write to a store", "not come within a reading", self.path)
+        try:
+            yield
+        except BaseException:
+            self._spoilt = True
+            raise
+
+    def _require_unspoilt(self) -> None:
+        if self._spoilt:
+            hint = "let the exception reach the end of the outermost transaction"
+            raise ProtocolError("transaction", "be given up once a part failed", self.path, hint)
+
+    def _begin(self, *, write: bool) -> lmdb.Transaction[bytes]:
+        if os.getpid() != self._pid:
+            hint = "close it in the new process, then LmdbBackend.attach there"
+            got = f"process {os.getpid()}, which came of a fork of {self._pid}"
+            raise ProtocolError("store", "be used by the process that opened it", got, hint)
+        return self._environment.begin(write=write)
+
+    def _fullness(self, error: lmdb.Error) -> StateFullError | None:
+        who, used = f"state in {self.path}", self.used_bytes()
+        if isinstance(error, lmdb.MapFullError):
+            must, hint = (
+                "fit into its map",
+                "raise the map size, or spread the state over more nodes",
+            )
+        elif error.code in _NO_ROOM:
+            must = "fit on its disk or shared memory"
+            hint = "give more shared memory (in a container: --shm-size), or keep state on disk"
+        else:
+            return None
+        return StateFullError(who, must, f"{used} bytes used of {self.map_size}", hint)
+
+    # Records
+
+    def get(self, table: str, shard: ShardId, key: bytes) -> Value | Missing:
+        """The record of the key in this table, if there is one."""
+        place = _prefix(table, shard) + _stored(key)
+        data = self._look_up(place)
+        if data is None:
+            return MISSING
+        return _value(data) if len(key) <= _LONGEST else _long_item(data)[1]
+
+    def put(self, table: str, shard: ShardId, items: Iterable[tuple[bytes, Value]]) -> None:
+        """Write records, over those of the same keys."""
+        prefix = _prefix(table, shard)
+        # In order, because neighbours share pages; one by one, because the bytes that are made for
+        # LMDB are then freed as soon as they are copied, and the next ones find warm memory.
+        records = (
+            (prefix + key, value if value is not None and value >= _UNMARKED else _marked(value))
+            if len(key) <= _LONGEST
+            else _long_record(prefix, key, value)
+            for key, value in sorted(items, key=_KEY)
+        )
+        with self.transaction(), self._current.cursor() as cursor:
+            cursor.putmulti(records, overwrite=True, append=False)
+
+    def remove(self, table: str, shard: ShardId, keys: Iterable[bytes]) -> None:
+        """Take the records of these keys out of the table."""
+        prefix = _prefix(table, shard)
+        with self.transaction():
+            for key in keys:
+                self._current.delete(prefix + _stored(key))
+
+    def scan(
+        self, table: str, shard: ShardId, after: bytes | None = None, limit: int | None = None
+    ) -> list[tuple[bytes, Value]]:
+        """Records of a shard in the order of their keys: those after a key, up to a number.
+
+        Keys of more than 400 bytes are in the order of their first 400, then of their digest.
+        """
+        prefix = _prefix(table, shard)
+        start = prefix if after is None else prefix + _stored(after) + b"\0"
+        with self.reading(), self._current.cursor() as cursor:
+            if not cursor.set_range(start):
+                return []
+            found = islice(_within(cursor, prefix), limit)
+            return [_item(place, data, prefix) for place, data in found]
+
+    def shards(self, table: str) -> tuple[ShardId, ...]:
+        """The shards with at least one record in this table."""
+        tag = _tag(table)
+        found: list[ShardId] = []
+        with self.reading(), self._current.cursor() as cursor:
+            there = cursor.set_range(tag)
+            while there and (key := cursor.key()).startswith(tag):
+                (shard,) = _LENGTH.unpack_from(key, len(tag))
+                found.append(ShardId(shard))
+                there = cursor.set_range(_prefix(table, ShardId(shard + 1)))
+        return tuple(found)
+
+    def drop(self, table: str, shard: ShardId) -> None:
+        """Remove all records of a shard from this table."""
+        prefix = _prefix(table, shard)
+        with self.transaction(), self._current.cursor() as cursor:
+            there = cursor.set_range(prefix)
+            while there and cursor.key().startswith(prefix):
+                there = cursor.delete()
+
+    def load(self, name: str) -> tuple[int, ...]:
+        """Some numbers that were saved under a name; empty if none were."""
+        data = self._look_up(b"\0" + name.encode())
+        return struct.unpack(f">{len(data) // 8}q", data) if data else ()
+
+    def save(self, name: str, numbers: tuple[int, ...]) -> None:
+        """Keep some numbers under a name."""
+        with self.transaction():
+            self._current.put(b"\0" + name.encode(), struct.pack(f">{len(numbers)}q", *numbers))
+
+    def _look_up(self, place: bytes) -> bytes | None:
+        transaction = self._transaction
+        if transaction is not None:  # cheaper than to join a reading, and this is often called
+            return transaction.get(place)
+        with self._snapshot:
+            return self._current.get(place)
+
+    @property
+    def _current(self) -> lmdb.Transaction[bytes]:
+        assert self._transaction is not None
+        return self._transaction
+
+
+class _Snapshot:
+    """The outermost `reading` of a backend, begun anew each time: an old one sees old pages."""
+
+    def __init__(self, backend: LmdbBackend) -> None:
+        self._backend = backend
+
+    def __enter__(self) -> None:
+        self._backend._transaction = self._backend._begin(write=False)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        transaction, self._backend._transaction = self._backend._transaction, None
+        if transaction is not None:
+            transaction.abort()
+
+
+def _open(path: str, *, map_size: int) -> lmdb.Environment:
+    return lmdb.open(
+        path,
+        map_size=map_size,
+        create=False,  # the directory, that is
+        mode=0o600,
+        sync=False,
+        metasync=False,
+        readahead=False,
+        # With a map that is written to, a full tmpfs is a SIGBUS; without, it is an error code.
+        writemap=False,
+        meminit=False,
+        max_readers=_READERS,
+        # A cached reader would be taken from the parent by a forked child that closes it.
+        max_spare_txns=0,
+    )
+
+
+def _allocate_lock_file(path: str) -> None:
+    """Give the lock file its pages: LMDB maps it, and a page without room would be a SIGBUS."""
+    lock = Path(path, "lock.mdb")
+    try:
+        lock.touch(mode=0o600, exist_ok=False)
+    except FileExistsError as error:
+        hint = "attach to it, or take an empty directory"
+        raise BadValueError("directory of a new store", "have none yet", path, hint) from error
+    lock.write_bytes(bytes(_LOCK_BYTES))
+
+
+@lru_cache(maxsize=1024)
+def _tag(table: str) -> bytes:
+    name = table.encode()
+    if not 0 < len(name) <= 64:
+        raise BadValueError("name of a table", "have 1 to 64 bytes", table)
+    return bytes([len(name)]) + name
+
+
+def _prefix(table: str, shard: ShardId) -> bytes:
+    return _tag(table) + _LENGTH.pack(shard)
+
+
+def _stored(key: bytes) -> bytes:
+    if len(key) <= _LONGEST:
+        return key
+    # Longer than any short key, so the two kinds cannot be mistaken for each other.
+    return key[:_LONGEST] + hashlib.blake2b(key, digest_size=_DIGEST_BYTES).digest()
+
+
+def _long_record(prefix: bytes, key: bytes, value: Value) -> tuple[bytes, bytes]:
+    marker = _DELETED if value is None else _PRESENT
+    return prefix + _stored(key), marker + _LENGTH.pack(len(key)) + key + (value or b"")
+
+
+def _long_item(data: bytes) -> tuple[bytes, Value]:
+    begin = 1 + _LENGTH.size
+    end = begin + int(_LENGTH.unpack_from(data, 1)[0])
+    return data[begin:end], data[end:] if data.startswith(_PRESENT) else None
+
+
+def _marked(value: Value) -> bytes:
+    return _DELETED if value is None else _PRESENT + value
+
+
+def _value(data: bytes) -> Value:
+    if data >= _UNMARKED:
+        return data
+    return data[1:] if data.startswith(_PRESENT) else None
+
+
+def _item(place: bytes, data: bytes, prefix: bytes) -> tuple[bytes, Value]:
+    key = place[len(prefix) :]
+    return (key, _value(data)) if len(key) <= _LONGEST else _long_item(data)
+
+
+def _within(cursor: lmdb.Cursor[bytes], prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    for key, data in cursor.iternext():
+        if not key.startswith(prefix):
+            return
+        yield key, data
