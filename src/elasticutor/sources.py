@@ -1,0 +1,596 @@
+"""Where the tuples of a topology come from.
+
+A `Source` is a description that travels to the processes that read it; each of these opens a
+`Reader` for its part (its *task*, counted from 0) and asks it again and again what is due:
+
+```
+offer = reader.poll(time.time(), max_rows)   # never waits
+if offer is None and not reader.exhausted:   # then the process sleeps, or does something else
+    sleep(reader.wait_s(time.time()))
+```
+
+The reader's `offset` goes into every checkpoint. After a failure the source is opened again there,
+and what it offers from then on must be the same tuples as before, in the same order; they may be
+divided differently among offers.
+
+`Generator` makes the load of the paper's experiments; `IterableSource` gives out what it was given.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice, pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from elasticutor.errors import BadValueError
+from elasticutor.schemas import SchemaLike, to_arrow
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+BLOCK_ROWS = 16_384
+"""Tuples of a generator that are drawn at once: about a millisecond of work."""
+
+_POOL_BYTES = 8 * 1024 * 1024
+_MICROSECONDS = 1_000_000
+# Parts of seeds, so that no two uses of a generator's seed draw the same numbers.
+_DRAWS, _SHUFFLES, _PAYLOADS, _HOT = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Tuples that are due."""
+
+    batch: pa.RecordBatch
+
+    born: float
+    """When the oldest of them was due, in seconds since 1970.
+
+    Latency counts from here, and not from when somebody found the time to ask: a reader that is
+    asked late says how late.
+    """
+
+
+class Reader(ABC):
+    """One task's way through a source. Attributes and methods are used by one thread only."""
+
+    exhausted: bool = False
+    """Whether nothing will ever come again."""
+
+    offset: Any = None
+    """The position behind the last offer, in any form that can be pickled; never None after one."""
+
+    @abstractmethod
+    def poll(self, now: float, max_rows: int) -> Offer | None:
+        """What is due by now, at most so many tuples (at least 1); None if nothing is yet.
+
+        It should return within some milliseconds. One that must do slow I/O may do it here: its own
+        process waits, so the markers that end an epoch do too, but no other source does.
+        """
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until `poll` may have something; 0 for at once.
+
+        Asked when `poll` had nothing, and never of a reader that is exhausted.
+        """
+        return 0.01
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to close)
+        """Let go of files and connections. Called once, whatever happened."""
+
+
+class Source(ABC):
+    """Where tuples come from; derive from it for your own. Must survive `cloudpickle`."""
+
+    schema: SchemaLike
+    """Of the tuples: Arrow schema, DDL string or Spark's `StructType`."""
+
+    tasks: int = 1
+    """How many processes read it, unless the topology says otherwise."""
+
+    @abstractmethod
+    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
+        """A reader for one of several tasks.
+
+        Args:
+            task: Which one, from 0.
+            tasks: How many there are; together they give every tuple once.
+            offset: Where to go on, as this task's reader had it; None to begin.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class HotKey:
+    """One key that draws a share of all tuples, and another one every so many seconds."""
+
+    share: float
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _require("share of a hot key", self.share, most=1)
+        _require("seconds of a hot key", self.seconds, above=0)
+
+
+@dataclass(frozen=True)
+class Generator(Source):
+    """A load like the paper's (5.1): keys after Zipf, whose frequencies are shuffled now and then.
+
+    Columns: `key` (long); `time` (long), when the tuple is due in microseconds after the stream's
+    start; and `payload`, random bytes, unless its size is 0.
+
+    With a rate it is an open loop: tuples fall due by the clock, whether or not anyone keeps up,
+    and are offered with the time at which they did. The schedule outlasts a recovery: what fell due
+    meanwhile is offered at once, late as it is, unless `catch_up` is off.
+
+    Tuple i of a task is a function of the seed, the task, i and the number of tasks alone. So a
+    replay gives the same tuples, and `table` gives them to whoever wants to check a result.
+
+    Example:
+        >>> generator = Generator(rate=1_000, keys=100, payload=0, rows=10, seed=7)
+        >>> generator.count(0, tasks=2)
+        5
+        >>> generator.table(0, 2, 0, 3).column("time").to_pylist()
+        [0, 2000, 4000]
+        >>> generator.table(1, 2, 0, 3).column("time").to_pylist()
+        [1000, 3000, 5000]
+    """
+
+    rate: float | None = None
+    """Tuples per second, of all tasks together; None for as fast as they are taken.
+
+    Without a rate, stream time passes by a microsecond per tuple.
+    """
+
+    keys: int = 10_000
+    """How many keys there are: 0 to keys - 1."""
+
+    zipf: float = 0.5
+    """The skew: the k-th most frequent key has a share in proportion to 1 / k^zipf."""
+
+    payload: int = 128
+    """Bytes of payload per tuple."""
+
+    omega: float = 0.0
+    """ω: how often per minute the frequencies are dealt out among the keys anew."""
+
+    rows: int | None = None
+    """How many tuples there are, of all tasks together; None for no end."""
+
+    seconds: float | None = None
+    """How long the stream is, by its schedule; None for no end."""
+
+    seed: int = 0
+    """Streams of different seeds have nothing to do with each other."""
+
+    shuffle_rows: int | None = None
+    """As `omega`, but after so many tuples of all tasks together."""
+
+    hot: HotKey | None = None
+    """A single key that outweighs the others for a while."""
+
+    catch_up: bool = True
+    """Whether a restart offers at once what fell due in between, or goes on where it stopped."""
+
+    def __post_init__(self) -> None:
+        if self.rate is not None:
+            _require("rate", self.rate, above=0)
+        _require_whole("keys", self.keys, least=1)
+        _require("zipf", self.zipf)
+        _require_whole("payload", self.payload, least=0)
+        _require("omega", self.omega)
+        _require_whole("seed", self.seed, least=0)
+        for name in ("rows", "shuffle_rows"):
+            if getattr(self, name) is not None:
+                _require_whole(name, getattr(self, name), least=1)
+        if self.seconds is not None:
+            _require("seconds", self.seconds, above=0)
+        self._require_a_clock_for("seconds", self.seconds, "rows")
+        self._require_a_clock_for("omega", self.omega, "shuffle_rows")
+        if self.hot is not None and not isinstance(self.hot, HotKey):
+            raise BadValueError("hot", "be a HotKey", self.hot)
+        if self.omega and self.shuffle_rows:
+            hint = "leave one of them out"
+            raise BadValueError("omega and shuffle_rows", "not both be given", self.omega, hint)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the tuples: with or without a payload."""
+        fields = [pa.field("key", pa.int64(), False), pa.field("time", pa.int64(), False)]
+        if self.payload:
+            fields.append(pa.field("payload", pa.binary(self.payload), False))
+        return pa.schema(fields)
+
+    def count(self, task: int = 0, tasks: int = 1) -> int | None:
+        """How many tuples a task has in all, or None if there is no end."""
+        ends = [] if self.rows is None else [self.rows]
+        if self.seconds is not None and self.rate is not None:
+            # Rounded, because 0.07 s at 100 per second are seven tuples and not eight.
+            ends.append(math.ceil(round(self.seconds * self.rate, 6)))
+        return max(0, -(-(min(ends) - task) // tasks)) if ends else None
+
+    def table(self, task: int, tasks: int, start: int, stop: int) -> pa.RecordBatch:
+        """Tuples from start to before stop of a task, without any clock; fewer at the end."""
+        tuples = _Tuples(self, task, tasks)
+        batches = list(tuples.batches(start, stop))
+        if not batches:
+            return pa.RecordBatch.from_pylist([], schema=self.schema)
+        return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+    def ranking(self, shuffle: int = 0) -> Ints:
+        """All keys by falling frequency, after so many shuffles; a hot key is left out of it."""
+        return np.random.default_rng([self.seed, _SHUFFLES, shuffle]).permutation(self.keys)
+
+    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
+        """A reader whose schedule starts when it is first asked."""
+        return _GeneratorReader(self, task, tasks, offset)
+
+    def _require_a_clock_for(self, name: str, value: float | None, instead: str) -> None:
+        if value and self.rate is None:
+            hint = f"give a rate, or {instead} instead"
+            raise BadValueError(f"{name} of a generator", "have a rate to go by", None, hint)
+
+
+class _Tuples:
+    """The tuples of one task of a generator, by their number.
+
+    The randomness of a tuple is drawn with that of its whole block, because this costs a tenth.
+    What depends on stream time is added for the tuples asked for only: at a low rate a block lasts
+    for hours, and has hundreds of shuffles in it.
+    """
+
+    def __init__(self, generator: Generator, task: int, tasks: int) -> None:
+        self._generator = generator
+        self._task = task
+        self._tasks = tasks
+        self._schema = generator.schema
+        self._pool = _pool(generator.payload, generator.seed) if generator.payload else None
+        self._segment = BLOCK_ROWS if self._pool is None else len(self._pool)
+        self._ranks = _Ranks.of(generator.keys, generator.zipf)
+        self._block = -1
+        self._drawn: Ints = np.empty(0, np.int64)
+        self._shuffle = -1
+        self._ranking: Ints = np.empty(0, np.int64)
+        self._hot_keys = _hot_keys(generator.keys, generator.seed) if generator.hot else None
+        self.count = generator.count(task, tasks)
+        self._period = 1.0 if generator.rate is None else _MICROSECONDS / generator.rate
+        """Microseconds between two tuples of all tasks together."""
+
+    def due_s(self, number: int) -> float:
+        """Seconds after the stream's start at which a tuple is due."""
+        return (number * self._tasks + self._task) * self._period / _MICROSECONDS
+
+    def due_by(self, seconds: float) -> int:
+        """How many tuples are due by then."""
+        places = seconds * _MICROSECONDS / self._period - self._task
+        number = max(0, math.floor(places / self._tasks) + 1)
+        # Divisions round; what is due is what `due_s` says.
+        while number and self.due_s(number - 1) > seconds:
+            number -= 1
+        while self.due_s(number) <= seconds:
+            number += 1
+        return number
+
+    def batches(self, start: int, stop: int) -> Iterable[pa.RecordBatch]:
+        """The tuples from start to before stop, in pieces that are cheap to make."""
+        stop = stop if self.count is None else min(stop, self.count)
+        while start < stop:
+            end = self.piece(start, stop)
+            yield self.batch(start, end)
+            start = end
+
+    def piece(self, start: int, stop: int) -> int:
+        """How far from start a piece goes."""
+        return min(stop, start - start % self._segment + self._segment)
+
+    def batch(self, start: int, stop: int) -> pa.RecordBatch:
+        """The tuples from start to before stop, all of one segment."""
+        places = np.arange(start, stop, dtype=np.int64) * self._tasks + self._task
+        times = places if self._period == 1 else (places * self._period).astype(np.int64)
+        columns = [pa.array(self._keys(start, stop, places, times)), pa.array(times)]
+        if self._pool is not None:
+            columns.append(self._pool.slice(start % self._segment, stop - start))
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _keys(self, start: int, stop: int, places: Ints, times: Ints) -> Ints:
+        block, first = divmod(start, BLOCK_ROWS)
+        if block != self._block:
+            self._draw(block)
+        drawn = self._drawn[first : first + stop - start]
+        keys = np.empty(len(drawn), np.int64)
+        for shuffle, part in _runs(self._shuffles(places, times)):
+            keys[part] = self._ranked(shuffle)[drawn[part]]
+        if self._hot_keys is not None and self._generator.hot is not None:
+            period = max(1, round(self._generator.hot.seconds * _MICROSECONDS))
+            hot = drawn < 0
+            keys[hot] = self._hot_keys[times[hot] // period % len(self._hot_keys)]
+        return keys
+
+    def _shuffles(self, places: Ints, times: Ints) -> Ints:
+        """How often the keys were shuffled before each tuple."""
+        if self._generator.omega:
+            return times // max(1, round(60 * _MICROSECONDS / self._generator.omega))
+        return places // (self._generator.shuffle_rows or np.iinfo(np.int64).max)
+
+    def _ranked(self, shuffle: int) -> Ints:
+        if shuffle != self._shuffle:
+            self._ranking, self._shuffle = self._generator.ranking(shuffle), shuffle
+        return self._ranking
+
+    def _draw(self, block: int) -> None:
+        """The ranks of a block's tuples; -1 for those of the hot key."""
+        rng = np.random.default_rng([self._generator.seed, _DRAWS, self._task, block])
+        uniform = rng.random(BLOCK_ROWS)
+        hot = self._generator.hot
+        if hot is None or hot.share == 0:
+            drawn = self._ranks.at(uniform)
+        elif hot.share == 1:
+            drawn = np.full(BLOCK_ROWS, -1)
+        else:
+            rest = np.maximum(0.0, uniform - hot.share) / (1 - hot.share)
+            drawn = self._ranks.at(rest)
+            drawn[uniform < hot.share] = -1
+        self._drawn, self._block = drawn, block
+
+
+class _Ranks:
+    """Zipf's law over n ranks, by inverting its distribution function with a table of guesses.
+
+    A binary search costs 0.1 µs per tuple for ten thousand ranks and 0.3 µs for a million: half of
+    its branches are mispredicted. So the unit interval is cut into many equal cells, and a table
+    says with which rank each begins; most tuples find theirs there or one further, and the others
+    are searched for. The result is that of the binary search, to the bit.
+    """
+
+    def __init__(self, ranks: int, zipf: float) -> None:
+        heaped = np.cumsum(np.arange(1, ranks + 1, dtype=np.float64) ** -zipf)
+        self._upto = heaped / heaped[-1]
+        self._upto[-1] = 1.0
+        self._cells = 1 << min(22, (4 * ranks - 1).bit_length())  # times a power of 2 is exact
+        edges = np.arange(self._cells) / self._cells
+        self._guesses = np.searchsorted(self._upto, edges, side="right").astype(np.int64)
+
+    @staticmethod
+    @lru_cache(maxsize=4)
+    def of(ranks: int, zipf: float) -> _Ranks:
+        """The same for the same law: a million ranks take a moment to tabulate."""
+        return _Ranks(ranks, zipf)
+
+    def at(self, uniform: npt.NDArray[np.float64]) -> Ints:
+        """The rank (from 0) that each number of [0, 1) falls to."""
+        ranks: Ints = self._guesses[(uniform * self._cells).astype(np.int64)]
+        ranks += self._upto[ranks] <= uniform
+        late = np.flatnonzero(self._upto[ranks] <= uniform)
+        ranks[late] = np.searchsorted(self._upto, uniform[late], side="right")
+        return ranks
+
+
+@lru_cache(maxsize=4)
+def _pool(payload: int, seed: int) -> pa.Array:
+    """Payloads to slice from: one buffer, which every block uses anew.
+
+    The number of them divides a block's, so a piece of a block is one slice and nothing is copied.
+    """
+    most = max(1, _POOL_BYTES // payload)
+    rows = min(BLOCK_ROWS, 1 << (most.bit_length() - 1))
+    noise = np.random.default_rng([seed, _PAYLOADS]).bytes(rows * payload)
+    return pa.Array.from_buffers(pa.binary(payload), rows, [None, pa.py_buffer(noise)])
+
+
+def _hot_keys(keys: int, seed: int) -> Ints:
+    """The hot keys in their order: no key follows itself."""
+    return np.random.default_rng([seed, _HOT]).permutation(keys)
+
+
+def _runs(values: Ints) -> Iterable[tuple[int, slice]]:
+    """The distinct values of an array that never falls, each with where it stands."""
+    if values[0] == values[-1]:
+        yield int(values[0]), slice(None)
+        return
+    edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    for first, last in pairwise(edges):
+        yield int(values[first]), slice(first, last)
+
+
+class _GeneratorReader(Reader):
+    """A generator against the clock. Its offset: the next tuple, and when the stream started."""
+
+    def __init__(self, generator: Generator, task: int, tasks: int, offset: Any | None) -> None:
+        self._tuples = _Tuples(generator, task, tasks)
+        self._paced = generator.rate is not None
+        self._next: int
+        self._start: float | None
+        self._next, self._start = (0, None) if offset is None else offset
+        if not generator.catch_up:
+            self._start = None
+
+    @property
+    def offset(self) -> tuple[int, float | None]:
+        """The next tuple, and when the stream started."""
+        return self._next, self._start
+
+    @property
+    def exhausted(self) -> bool:  # type: ignore[override]
+        """Whether the last tuple was offered."""
+        return self._tuples.count is not None and self._next >= self._tuples.count
+
+    def poll(self, now: float, max_rows: int) -> Offer | None:
+        """All tuples that are due, up to the end of what is cheap to give at once."""
+        first, due = self._next, self._due(now, max_rows)
+        if due <= first:
+            return None
+        self._next = self._tuples.piece(first, due)
+        born = self._begun(now) + self._tuples.due_s(first) if self._paced else now
+        return Offer(self._tuples.batch(first, self._next), born)
+
+    def wait_s(self, now: float) -> float:
+        """Until the next tuple is due."""
+        if not self._paced:
+            return 0.0
+        return max(0.0, self._begun(now) + self._tuples.due_s(self._next) - now)
+
+    def _due(self, now: float, max_rows: int) -> int:
+        """Behind the last tuple that may be given now."""
+        due = self._next + max_rows
+        if self._paced:
+            due = min(due, self._tuples.due_by(now - self._begun(now)))
+        return due if self._tuples.count is None else min(due, self._tuples.count)
+
+    def _begun(self, now: float) -> float:
+        """When the stream started: so that the next tuple is due now, if it is not known."""
+        if self._start is None:
+            self._start = now - (self._tuples.due_s(self._next) if self._next else 0.0)
+        return self._start
+
+
+class IterableSource(Source):
+    """Gives out what it is given, as fast as it is taken; for tests and small inputs.
+
+    All of it is kept and travels with the source. With several tasks, task k has the batches k,
+    k + tasks, and so on. An offset is how many batches of its own a task has given out, and how
+    many rows of the next one.
+
+    Args:
+        batches_or_rows: Record batches of that very schema; or rows, as tuples or as dictionaries.
+        schema: In any form that `elasticutor.schemas.to_arrow` takes.
+        tasks: How many processes read it, unless the topology says otherwise.
+        batch_rows: How many rows make a batch, if they are rows.
+
+    Raises:
+        BadValueError: Something does not fit the schema.
+
+    Example:
+        >>> source = IterableSource([("ann", 1), {"user": "bob", "clicks": 2}], "user string, \
+clicks int")
+        >>> reader = source.open(0, 1, None)
+        >>> reader.poll(0.0, 100).batch.to_pylist()
+        [{'user': 'ann', 'clicks': 1}, {'user': 'bob', 'clicks': 2}]
+        >>> reader.offset, reader.exhausted
+        ((1, 0), True)
+    """
+
+    def __init__(
+        self,
+        batches_or_rows: Iterable[Any],
+        schema: SchemaLike,
+        tasks: int = 1,
+        *,
+        batch_rows: int = 1024,
+    ) -> None:
+        _require_whole("tasks", tasks, least=1)
+        _require_whole("batch_rows", batch_rows, least=1)
+        self.schema = to_arrow(schema)
+        self.tasks = tasks
+        given = list(batches_or_rows)
+        if given and all(isinstance(item, pa.RecordBatch) for item in given):
+            self.batches = tuple(_checked(self.schema, k, batch) for k, batch in enumerate(given))
+        else:
+            self.batches = tuple(_batches(self.schema, given, batch_rows))
+
+    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
+        """A reader of every tasks-th batch."""
+        mine = tuple(batch for batch in self.batches[task::tasks] if batch.num_rows)
+        return _BatchReader(mine, offset)
+
+
+class _BatchReader(Reader):
+    """Batches, one after the other."""
+
+    def __init__(self, batches: Sequence[pa.RecordBatch], offset: Any | None) -> None:
+        self._batches = batches
+        self.offset: tuple[int, int] = (0, 0) if offset is None else offset
+
+    @property
+    def exhausted(self) -> bool:  # type: ignore[override]
+        """Whether the last batch was offered."""
+        return self.offset[0] >= len(self._batches)
+
+    def poll(self, now: float, max_rows: int) -> Offer | None:
+        """The next batch, or a piece of it if it is larger than wanted."""
+        if self.exhausted:
+            return None
+        given, row = self.offset
+        piece = self._batches[given].slice(row, max_rows)
+        ended = row + piece.num_rows == self._batches[given].num_rows
+        self.offset = (given + 1, 0) if ended else (given, row + piece.num_rows)
+        return Offer(piece, now)
+
+    def wait_s(self, now: float) -> float:
+        """Nothing to wait for."""
+        return 0.0
+
+
+def _checked(schema: pa.Schema, number: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    if not batch.schema.equals(schema):
+        must = f"have the schema {_shown(schema)}"
+        raise BadValueError(f"batch {number}", must, _shown(batch.schema), "cast it first")
+    _require_no_nulls(f"batch {number}", batch)
+    return batch
+
+
+def _batches(schema: pa.Schema, rows: list[Any], size: int) -> Iterable[pa.RecordBatch]:
+    numbered = iter(enumerate(rows))
+    while some := list(islice(numbered, size)):
+        values = [_row(schema, number, row) for number, row in some]
+        who = f"rows {some[0][0]} to {some[-1][0]}"
+        columns = [
+            _column(who, field, [row[place] for row in values])
+            for place, field in enumerate(schema)
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+        _require_no_nulls(who, batch)
+        yield batch
+
+
+def _row(schema: pa.Schema, number: int, row: Any) -> Sequence[Any]:
+    """One value per column; dictionaries may leave out what is null."""
+    if isinstance(row, Mapping):
+        if unknown := [name for name in row if name not in schema.names]:
+            must = f"have columns among {schema.names}"
+            raise BadValueError(f"row {number}", must, unknown)
+        return [row.get(name) for name in schema.names]
+    if not isinstance(row, tuple | list):
+        hint = "or give record batches only"
+        raise BadValueError(f"row {number}", "be a tuple or a dictionary", type(row), hint)
+    if len(row) != len(schema):
+        raise BadValueError(f"row {number}", f"have {len(schema)} values", row)
+    return row
+
+
+def _column(who: str, field: pa.Field, values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values, field.type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        must = f"have values of type {field.type} in column {field.name!r}"
+        raise BadValueError(who, must, str(error)) from error
+
+
+def _require_no_nulls(who: str, batch: pa.RecordBatch) -> None:
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if column.null_count and not field.nullable:
+            raise BadValueError(who, f"have no null in column {field.name!r}", None)
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def _require_whole(name: str, value: Any, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise BadValueError(name, f"be a whole number, at least {least}", value)
+
+
+def _require(name: str, value: Any, *, above: float | None = None, most: float = math.inf) -> None:
+    """A finite number of at least 0, or above something."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and math.isfinite(value) and 0 <= value <= most):
+        must = "be a number, at least 0" if most == math.inf else f"be a number from 0 to {most:g}"
+        raise BadValueError(name, must, value)
+    if above is not None and value <= above:
+        raise BadValueError(name, f"be above {above:g}", value)
