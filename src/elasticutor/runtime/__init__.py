@@ -1,0 +1,1 @@
+"""Processes and sockets: what carries the core's instructions out on real machines."""
