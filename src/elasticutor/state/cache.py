@@ -7,20 +7,29 @@ when the cache has grown too large. So reaching a cached state costs a dictionar
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from itertools import repeat
+from operator import getitem, itemgetter, setitem
 from typing import Any, Final, Protocol
 
 from elasticutor.core.ids import Attempt, Epoch, ShardId
-from elasticutor.errors import OutOfOrderError
+from elasticutor.errors import BadValueError, OutOfOrderError
 from elasticutor.state.backend import Value
 
 _IMMUTABLE: Final = frozenset(
     {int, float, complex, bool, str, bytes, type(None), Decimal, date, datetime, time, timedelta}
 )
-_ABSENT: Final = object()
+
+
+class _Absent:
+    """The type of what stands for no state, so that a look at types alone tells it."""
+
+
+_ABSENT: Final = _Absent()
 
 
 class StateStore(Protocol):
@@ -82,9 +91,13 @@ class StateCache:
         self._store = store
         self._codec = codec
         self._max_keys = max_keys
-        self._values: dict[ShardId, dict[Hashable, Any]] = {}
-        # Keys in the order of their first change: a set would order them by their hash.
-        self._dirty: dict[ShardId, dict[Hashable, None]] = {}
+        # A shard's dictionaries are emptied but never replaced, for a `KeyState` holds on to them.
+        self._values: defaultdict[ShardId, dict[Hashable, Any]] = defaultdict(dict)
+        # Keys in the order of their first change: a set would order them by their hash. Whatever
+        # is in here is in `_values` too.
+        self._dirty: defaultdict[ShardId, dict[Hashable, None]] = defaultdict(dict)
+        # Shards of which some cached key may not be dirty; within an epoch, soon there are none.
+        self._partly_clean: set[ShardId] = set()
         self.attempt = attempt
         self.epoch = epoch
 
@@ -101,8 +114,8 @@ class StateCache:
 
     def set(self, shard: ShardId, key: Hashable, value: Any) -> None:
         """Make this the key's state."""
-        self._values.setdefault(shard, {})[key] = value
-        self._touch(shard, key)
+        self._values[shard][key] = value
+        self._dirty[shard][key] = None
 
     def clear(self, shard: ShardId, key: Hashable) -> None:
         """Let the key have no state."""
@@ -112,13 +125,21 @@ class StateCache:
         """Whether the key has state."""
         return self._look_up(shard, key) is not _ABSENT
 
+    def handle(self, shard: ShardId) -> KeyState:
+        """A handle on the states of the shard's keys, one after another."""
+        return KeyState(self, shard, self._values[shard], self._dirty[shard])
+
+    def handles(self, shards: Sequence[ShardId], keys: Sequence[Hashable]) -> KeyStates:
+        """A handle on the states of many keys at once, given the shard of each."""
+        return KeyStates(self, shards, keys)
+
     @property
     def dirty(self) -> bool:
         """Whether anything is here that the store has not seen."""
-        return bool(self._dirty)
+        return any(self._dirty.values())
 
     def __len__(self) -> int:
-        return sum(len(values) for values in self._values.values())
+        return sum(map(len, self._values.values()))
 
     def flush(self) -> int:
         """Write all changes to the store; returns the bytes written."""
@@ -129,18 +150,19 @@ class StateCache:
         items = list(self._changes(shard))
         if items:
             self._store.write(self.attempt, self.epoch, shard, items)
-        self._dirty.pop(shard, None)
+            self._dirty[shard].clear()
+            self._partly_clean.add(shard)
         return sum(len(key) + len(value or b"") for key, value in items)
 
     def forget_shard(self, shard: ShardId) -> None:
         """Drop the shard's cached objects, written or not."""
-        self._values.pop(shard, None)
-        self._dirty.pop(shard, None)
+        self._values[shard].clear()
+        self._dirty[shard].clear()
 
     def forget_all(self) -> None:
         """Drop all cached objects, written or not."""
-        self._values.clear()
-        self._dirty.clear()
+        for shard in self._values:
+            self.forget_shard(shard)
 
     def relieve(self) -> None:
         """Write everything and start empty, if the cache holds more keys than it may.
@@ -159,28 +181,167 @@ class StateCache:
             )
         self.attempt, self.epoch = attempt, epoch
 
+    def _touch_many(self, shards: Sequence[ShardId], keys: Sequence[Hashable]) -> None:
+        deque(map(setitem, map(self._dirty.__getitem__, shards), keys, repeat(None)), maxlen=0)
+        self._partly_clean = {
+            s for s in self._partly_clean if len(self._dirty[s]) < len(self._values[s])
+        }
+
     def _look_up(self, shard: ShardId, key: Hashable) -> Any:
-        values = self._values.get(shard)
-        if values is None:
-            values = self._values[shard] = {}
+        values = self._values[shard]
         value = values.get(key, values)  # `values` itself can never be a value in it
         if value is values:
             stored = self._store.read(shard, self._codec.dump_key(key))
+            self._partly_clean.add(shard)
             value = values[key] = _ABSENT if stored is None else self._codec.load(stored)
         return value
 
     def _touch(self, shard: ShardId, key: Hashable) -> None:
-        self._dirty.setdefault(shard, {})[key] = None
+        self._dirty[shard][key] = None
 
     def _changes(self, shard: ShardId) -> Iterator[tuple[bytes, Value]]:
-        values = self._values.get(shard, {})
-        for key in self._dirty.get(shard, ()):
+        values = self._values[shard]
+        for key in self._dirty[shard]:
             value = values[key]
             yield self._codec.dump_key(key), None if value is _ABSENT else self._codec.dump(value)
+
+
+class KeyState:
+    """The state of one key at a time, of one shard: `StateCache` with a short way for each row.
+
+    It is told its `key`, and asked any number of times before it is told the next. A state that is
+    cached, and either a plain value or dirty already, is handed out after two look-ups; all else is
+    the cache's to decide.
+
+    Example:
+        >>> from elasticutor.state.backend import MemoryBackend
+        >>> from elasticutor.state.levels import Levels
+        >>> store = Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
+        >>> cache = StateCache(store, Codec(str.encode), Attempt(1), Epoch(1))
+        >>> state = cache.handle(ShardId(0))
+        >>> for state.key in ("a", "b", "a"):
+        ...     state.set(state.get(0) + 1)
+        >>> cache.get(ShardId(0), "a")
+        2
+    """
+
+    __slots__ = ("_cache", "_dirty", "_shard", "_values", "key")
+
+    key: Hashable
+
+    def __init__(
+        self,
+        cache: StateCache,
+        shard: ShardId,
+        values: dict[Hashable, Any],
+        dirty: dict[Hashable, None],
+    ) -> None:
+        self._cache = cache
+        self._shard = shard
+        self._values = values
+        self._dirty = dirty
+
+    def get(self, default: Any = None) -> Any:
+        """The key's state, live; where it has none, the default, which then is it if mutable."""
+        key = self.key
+        value = self._values.get(key, _ABSENT)
+        if type(value) in _IMMUTABLE or (key in self._dirty and value is not _ABSENT):
+            return value
+        return self._cache.get(self._shard, key, default)
+
+    def set(self, value: Any) -> None:
+        """Make this the key's state."""
+        key = self.key
+        self._values[key] = value
+        self._dirty[key] = None
+
+    def clear(self) -> None:
+        """Let the key have no state."""
+        self._cache.clear(self._shard, self.key)
+
+    def exists(self) -> bool:
+        """Whether the key has state."""
+        return self._cache.exists(self._shard, self.key)
+
+
+class KeyStates:
+    """The states of many keys at once: what `StateCache` does for each, without a call for each.
+
+    Good only until the cache forgets something, so within one chunk.
+
+    Example:
+        >>> from elasticutor.state.backend import MemoryBackend
+        >>> from elasticutor.state.levels import Levels
+        >>> store = Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
+        >>> cache = StateCache(store, Codec(str.encode), Attempt(1), Epoch(1))
+        >>> states = cache.handles([ShardId(0), ShardId(1)], ["a", "b"])
+        >>> states.set([5, 6])
+        >>> states.get(), cache.get(ShardId(1), "b")
+        ([5, 6], 6)
+    """
+
+    def __init__(
+        self, cache: StateCache, shards: Sequence[ShardId], keys: Sequence[Hashable]
+    ) -> None:
+        self._cache = cache
+        self._shards = shards
+        self._keys = keys
+        self._looked_up = False
+        # The dictionary of each key's shard. A getter of several gives a tuple, of one it does not.
+        several = len(shards) > 1
+        self._dicts: Sequence[dict[Hashable, Any]] = (
+            itemgetter(*shards)(cache._values) if several else [cache._values[s] for s in shards]
+        )
+
+    def get(self, default: Any = None) -> list[Any]:
+        """The states, live; the default, which must be immutable, where there is none."""
+        if not _is_immutable(default):
+            hint = "one object would become the state of many keys: ask for them one by one"
+            raise BadValueError("default for many keys", "be immutable", default, hint)
+        values = self._look_up()
+        if not _IMMUTABLE.issuperset(map(type, values)):
+            for place, value in enumerate(values):
+                if value is _ABSENT:
+                    values[place] = default
+                elif not _is_immutable(value):
+                    self._cache._touch(self._shards[place], self._keys[place])
+        return values
+
+    def joined(self, default: bytes) -> bytearray:
+        """The states, which are all bytes, one after another in a copy.
+
+        Raises:
+            TypeError: One of them is something else.
+        """
+        values = self._look_up()
+        try:
+            return bytearray().join(values)
+        except TypeError:
+            return bytearray().join(default if v is _ABSENT else v for v in values)
+
+    def set(self, values: Sequence[Any]) -> None:
+        """Make these the states, in the order of the keys."""
+        if len(values) != len(self._keys):
+            sizes = (len(self._keys), len(values))
+            raise BadValueError("keys and values", "be as many as each other", sizes)
+        deque(map(setitem, self._dicts, self._keys, values), maxlen=0)
+        # Keys that have been looked up are cached; where all that is cached is dirty, so are they.
+        if not self._looked_up or self._cache._partly_clean:
+            self._cache._touch_many(self._shards, self._keys)
+
+    def _look_up(self) -> list[Any]:
+        self._looked_up = True
+        try:
+            return list(map(getitem, self._dicts, self._keys))
+        except KeyError:
+            return list(map(self._cache._look_up, self._shards, self._keys))
 
 
 def _is_immutable(value: Any) -> bool:
     kind = type(value)
     if kind in _IMMUTABLE:
         return True
-    return (kind is tuple or kind is frozenset) and all(_is_immutable(item) for item in value)
+    if kind is not tuple and kind is not frozenset:
+        return False
+    # Most are flat, and a look at all types at once is several times faster than one by one.
+    return _IMMUTABLE.issuperset(map(type, value)) or all(map(_is_immutable, value))

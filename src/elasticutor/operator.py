@@ -1,0 +1,306 @@
+"""What a user writes: an operator, which makes output rows of input rows and of its keys' state.
+
+An operator says what it makes (`output`) and how: either record by record with `process`, or a
+whole batch at a time with `process_batch`. Its state is kept per key; nothing else that it keeps
+(attributes, files) is moved, checkpointed or restored, since its keys are spread over processes
+that come and go.
+
+```
+class CountClicks(Operator):
+    output = "user_id bigint, clicks bigint"
+
+    def process(self, key, row, state):
+        clicks = state.get(0) + 1
+        state.set(clicks)
+        yield key, clicks
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticutor.errors import BadValueError, ElasticutorError
+
+Keys: TypeAlias = Sequence[Any] | npt.NDArray[Any]
+"""Some keys of a batch: a list, a NumPy or an Arrow array."""
+
+
+class State(Protocol):
+    """The state of the key whose row is being processed; only until `process` is done with it.
+
+    What `get` hands out is the live object: changing it in place changes the state, and needs no
+    `set`. A default that can be changed becomes the state, as with `dict.setdefault`.
+    """
+
+    def get(self, default: Any = None) -> Any:
+        """The key's state; where it has none, the default, which then is it if mutable."""
+
+    def set(self, value: Any) -> None:
+        """Make this the key's state: anything that can be pickled."""
+
+    def clear(self) -> None:
+        """Let the key have no state."""
+
+    def exists(self) -> bool:
+        """Whether the key has state."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The rows of a batch by their key.
+
+    Example:
+        >>> groups = Groups([5, 7], np.array([0, 2, 1]), np.array([0, 2]))  # of keys 5, 7, 5
+        >>> groups.sizes.tolist(), groups.of_row.tolist()
+        ([2, 1], [0, 1, 0])
+    """
+
+    keys: list[Any]
+    """The distinct keys, in no particular order."""
+    order: npt.NDArray[np.int64]
+    """Row numbers, those of one key together and in their order, the keys in theirs."""
+    starts: npt.NDArray[np.int64]
+    """Where in `order` the rows of each key begin."""
+
+    @cached_property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """How many rows each key has."""
+        sizes = np.empty_like(self.starts)
+        np.subtract(self.starts[1:], self.starts[:-1], out=sizes[:-1])
+        sizes[-1:] = len(self.order) - self.starts[-1:]
+        return sizes
+
+    @cached_property
+    def of_row(self) -> npt.NDArray[np.int64]:
+        """Which of the keys each row has, as its place in `keys`."""
+        places = np.empty_like(self.order)
+        places[self.order] = np.repeat(np.arange(len(self.keys)), self.sizes)
+        return places
+
+
+class BatchState(Protocol):
+    """The states of the keys of a batch: a mutable mapping from key to state.
+
+    Only keys that occur in the batch may be asked for, since any other may belong to another task.
+    A key of several columns is a tuple; so is a struct. Iterating yields those keys of the batch
+    that have state. Use a state only until `process_batch` is done.
+
+    One look-up per row is what a vectorised operator wants to avoid: `groups` has the distinct keys
+    and which rows are theirs; `get_many` and `set_many`, or `get_array` and `set_array`, take them
+    all at once. They are fastest with `groups.keys` itself, and take other keys of the batch too.
+    """
+
+    @property
+    def groups(self) -> Groups:
+        """The distinct keys of the batch, and which rows have them."""
+
+    def __getitem__(self, key: Any) -> Any: ...
+    def __setitem__(self, key: Any, value: Any) -> None: ...
+    def __delitem__(self, key: Any) -> None: ...
+    def __contains__(self, key: Any) -> bool: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def __len__(self) -> int: ...
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """A key's state; where it has none, the default, which then is it if mutable."""
+
+    def get_many(self, keys: Keys, default: Any = None) -> list[Any]:
+        """The states of many keys; where one has none, the default, which must be immutable."""
+
+    def set_many(self, keys: Keys, values: Sequence[Any]) -> None:
+        """Make these the states of many keys."""
+
+    def get_array(self, keys: Keys, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """The states of many keys as an array of their own; zero where a key has none.
+
+        For states that were set by `set_array` with the same type. They are kept as the bytes of
+        one element, which is faster than any Python object for each.
+        """
+
+    def set_array(self, keys: Keys, values: npt.NDArray[Any]) -> None:
+        """Make each element of the array, which may have fields, the state of its key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """Where an operator runs: it has one instance per task."""
+
+    operator: str
+    """Its name in the topology."""
+    executor: int
+    """Number of the elastic executor, from 0."""
+    task: int
+    """Number of the task within the executor; never used again."""
+    node: str
+    """Name of the node that the task is on."""
+
+
+class Operator:
+    """Base class of all operators: override `process` or `process_batch`, and set `output`.
+
+    Example:
+        >>> from elasticutor.operator import Operator
+        >>> class Count(Operator):
+        ...     output = "key string, count bigint"
+        ...
+        ...     def process(self, key, row, state):
+        ...         count = state.get(0) + 1
+        ...         state.set(count)
+        ...         yield key, count
+        >>> kind_of(Count())
+        'record'
+
+        The same, a batch at a time:
+
+        >>> import pyarrow as pa
+        >>> class CountBatches(Operator):
+        ...     output = pa.schema({"key": pa.string(), "count": pa.int64()})
+        ...
+        ...     def process_batch(self, batch, state):
+        ...         groups = state.groups
+        ...         counts = state.get_array(groups.keys, "int64") + groups.sizes
+        ...         state.set_array(groups.keys, counts)
+        ...         columns = [pa.array(groups.keys, pa.string()), pa.array(counts)]
+        ...         return pa.RecordBatch.from_arrays(columns, schema=self.output)
+        >>> kind_of(CountBatches())
+        'batch'
+    """
+
+    output: ClassVar[Any]
+    """What it makes: a Spark DDL string, a Spark `StructType` or a `pyarrow.Schema`."""
+
+    def open(self, context: Context) -> None:
+        """Called once in each task, before the first row: the place for what cannot be pickled."""
+
+    def close(self) -> None:
+        """Called when the task ends in good order. A task that is lost does not get to call it."""
+
+    def process(self, key: Any, row: Any, state: State) -> Iterable[Any] | None:
+        """Process one row.
+
+        Args:
+            key: The value of the key column; of several columns, a tuple of their values.
+            row: The row, as a named tuple. Columns whose names cannot be attributes are called
+                `_0`, `_1`, … by their place.
+            state: The state of the key.
+
+        Returns:
+            The rows made of it, by `yield` or as an iterable: each a tuple in the order of the
+            output's columns, a named tuple, or a dictionary by column name (a column left out is
+            null). None for no rows.
+        """
+        raise NotImplementedError
+
+    def process_batch(self, batch: Any, state: BatchState) -> Any:
+        """Process many rows at once.
+
+        Args:
+            batch: A `pyarrow.RecordBatch`. How many rows it has is not the operator's to choose.
+            state: The states of the batch's keys.
+
+        Returns:
+            A `pyarrow.RecordBatch` or `Table` with the output's columns, or an iterable of such
+            (by `yield` or otherwise), or None for no rows.
+        """
+        raise NotImplementedError
+
+
+def kind_of(operator: Any) -> Literal["record", "batch"]:
+    """Whether an operator works record by record or a batch at a time.
+
+    Args:
+        operator: An instance of a subclass of `Operator`.
+
+    Raises:
+        BadValueError: It is no operator, or overrides neither or both of the two methods.
+
+    Example:
+        >>> class Neither(Operator):
+        ...     pass
+        >>> kind_of(Neither())
+        Traceback (most recent call last):
+        elasticutor.errors.BadValueError: operator Neither must override process or process_batch; \
+got neither of them. Hint: define process(self, key, row, state), which yields rows
+    """
+    if not isinstance(operator, Operator):
+        hint = "derive it from elasticutor.operator.Operator"
+        if isinstance(operator, type) and issubclass(operator, Operator):
+            hint = f"make one of it: {operator.__name__}()"
+        raise BadValueError("operator", "be an instance of Operator", operator, hint)
+    record = type(operator).process is not Operator.process
+    batch = type(operator).process_batch is not Operator.process_batch
+    if record != batch:
+        return "record" if record else "batch"
+    hint = "define process(self, key, row, state), which yields rows"
+    if record:
+        hint = "remove one: process for ease, process_batch for speed"
+    raise BadValueError(
+        f"operator {type(operator).__name__}",
+        "override process or process_batch" + (", not both" if record else ""),
+        _Words("both of them" if record else "neither of them"),
+        hint,
+    )
+
+
+class OperatorError(ElasticutorError, RuntimeError):
+    """An operator failed, or made what does not fit its output.
+
+    It carries text only, so that it can be raised again where the operator's modules are unknown.
+
+    Example:
+        >>> print(OperatorError("counts", "not fail", "ZeroDivisionError", key="5", row="Row(a=0)"))
+        operator 'counts' must not fail; got ZeroDivisionError
+          key: 5
+          row: Row(a=0)
+    """
+
+    def __init__(
+        self,
+        operator: str,
+        must: str,
+        got: str,
+        hint: str = "",
+        *,
+        key: str = "",
+        row: str = "",
+        trace: str = "",
+    ) -> None:
+        super().__init__(f"operator {operator!r}", must, _Words(got), hint)
+        self.operator = operator
+        self.key = key
+        """The key in question, as it prints; empty where it is not known."""
+        self.row = row
+        """The input row in question, as it prints; empty where it is not known."""
+        self.trace = trace
+        """The traceback from the operator's own code on; empty where nothing was raised there."""
+
+    def __str__(self) -> str:
+        facts = [f"  {name}: {getattr(self, name)}" for name in ("key", "row") if vars(self)[name]]
+        return "\n".join([super().__str__(), *facts, *([self.trace] if self.trace else [])])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = {"key": self.key, "row": self.row, "trace": self.trace}
+        made_of = (self.operator, self.must, str(self.got), self.hint, facts)
+        return _operator_error, made_of
+
+
+def _operator_error(
+    operator: str, must: str, got: str, hint: str, facts: dict[str, str]
+) -> OperatorError:
+    return OperatorError(operator, must, got, hint, **facts)
+
+
+class _Words(str):
+    """Text that stands in a sentence as it is, without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
