@@ -1,0 +1,380 @@
+"""Clusters: nodes that offer cores, and the runs on them.
+
+`BaseCluster` is all of a cluster but how its processes come to be: `elasticutor.spark.Cluster` has
+Spark host them, `ProcessCluster` starts them on this machine.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import multiprocessing
+import os
+import secrets
+import signal
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.placement import place
+from elasticutor.errors import BadValueError
+from elasticutor.runtime.hosts import Bootstrap, NodesWanted, host_ends, host_nodes
+from elasticutor.runtime.hub import ClusterError, Hub
+from elasticutor.runtime.journal import Journal
+from elasticutor.runtime.run import Run
+from elasticutor.runtime.security import ClusterKeys
+from elasticutor.runtime.specs import Tempo
+from elasticutor.runtime.supervisor import RunPhase, Supervisor, described_end
+from elasticutor.topology import Topology
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60.0
+_END_S = 15.0
+"""How long a host may take to end by itself."""
+
+
+def free_cores(hub: Hub, without: tuple[str, Peer] | None = None) -> dict[NodeId, int]:
+    """The cores of every node that no executor has; those of one executor may count as free."""
+    used: Counter[NodeId] = Counter()
+    for name, supervisor in hub.runs.items():
+        if supervisor.phase is not RunPhase.ENDED:
+            for who, cores in supervisor.cores.items():
+                if (name, who) != without:
+                    used.update(cores)
+    return {node: seen.cores - used[node] for node, seen in hub.nodes.items()}
+
+
+def spread_cores(cores: int, home: NodeId, free: Mapping[NodeId, int]) -> dict[NodeId, int]:
+    """So many cores: from the executor's own node first, then from where most are free."""
+    if type(cores) is not int:
+        raise BadValueError("cores", "be a whole number, or one for each node", cores)
+    left, wanted = Counter(dict(free)), Counter[NodeId]()
+    if cores > sum(free.values()):
+        raise BadValueError(
+            "cores", f"be at most the {sum(free.values())} that no other executor has", cores
+        )
+    for _ in range(cores):
+        node = home if left[home] > 0 else max(sorted(left), key=lambda name: left[name])
+        wanted[node] += 1
+        left[node] -= 1
+    return dict(wanted)
+
+
+class BaseCluster(ABC):
+    """Nodes with cores, and the runs on them; a context manager."""
+
+    def __init__(self, *, host: str, port: int, expected: int, start_timeout_s: float) -> None:
+        self.id = secrets.token_hex(4)
+        self._keys = ClusterKeys.generate()
+        self._hub = Hub(self._keys, host, port)
+        self._runs = 0
+        self._stopped = False
+        address = self._hub.endpoint.tcp.rpartition(":")
+        self._bootstrap = Bootstrap(
+            self.id, self._keys, self._hub.endpoint, (host, int(address[2]))
+        )
+        try:
+            self._start_nodes()
+            self._hub.await_nodes(expected, start_timeout_s, self._why_not)
+        except BaseException:
+            self.stop()
+            raise
+
+    # How processes come to be
+
+    @abstractmethod
+    def _start_nodes(self) -> None:
+        """Have the nodes hosted; does not wait for them."""
+
+    @abstractmethod
+    def _why_not(self) -> str:
+        """Why no more nodes will come; empty as long as they may."""
+
+    @abstractmethod
+    def _start_ends(self, supervisor: Supervisor, hosts: int) -> None:
+        """Have so many hosts for a run's sources and sinks; does not wait for them."""
+
+    @abstractmethod
+    def _stop_hosts(self) -> None:
+        """Wait for the hosts to end, or make them; nothing may be left."""
+
+    def _hosts_for(self, ends: int) -> int:
+        """How many hosts there should be for so many sources and sinks."""
+        return 1
+
+    # What a user does
+
+    @property
+    def nodes(self) -> dict[str, int]:
+        """The nodes that are up, and the cores of each."""
+        return {node: seen.cores for node, seen in sorted(self._hub.nodes.items())}
+
+    @property
+    def free_cores(self) -> dict[str, int]:
+        """The cores of each node that no executor has."""
+        return {str(node): n for node, n in self._hub.call(lambda: free_cores(self._hub)).items()}
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs that have not ended."""
+        return [
+            Run(self._hub, supervisor)
+            for supervisor in list(self._hub.runs.values())
+            if supervisor.phase is not RunPhase.ENDED
+        ]
+
+    def submit(
+        self,
+        topology: Topology,
+        *,
+        balance_s: float = 0.1,
+        measure_s: float = 0.25,
+        config: ExecutorConfig | None = None,
+        journal: str | Path | None = None,
+        keep: bool = False,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> Run:
+        """Start a topology, and return when its sources send.
+
+        Args:
+            topology: What to run.
+            balance_s: How often each executor looks at the balance of its tasks; 0: never.
+            measure_s: How often everybody sends measurements.
+            config: Settings of the executors, but for their number of shards.
+            journal: The file for events; default: one in the directory for temporary files.
+            keep: Keep the processes when the run is drained, so that state can be read.
+            start_timeout_s: How long it may take to start.
+
+        Raises:
+            BadValueError: The topology has a mistake, or wants more cores than are free.
+            Exception: Whatever kept it from starting.
+        """
+        plan = topology.plan()
+        if self._stopped:
+            raise ClusterError("cluster", "be running", "a run after its end")
+        if balance_s < 0 or measure_s <= 0:
+            raise BadValueError("intervals", "be positive", (balance_s, measure_s))
+        self._runs += 1
+        run = f"{self.id}-{self._runs}"
+        wants = [(Peer(who), op.cores) for op in plan.operators for who in op.processes]
+        ends = sum(source.tasks for source in plan.sources) + len(plan.sinks)
+        hosts = self._hosts_for(ends)
+        path = Path(journal) if journal is not None else _journal_path(run)
+
+        def make() -> Supervisor:
+            placements = place(wants, free_cores(self._hub), first=self._runs - 1)
+            supervisor = Supervisor(
+                self._hub,
+                run,
+                plan,
+                placements,
+                config=config or ExecutorConfig(),
+                tempo=Tempo(balance_s, measure_s),
+                journal=Journal(path),
+                ends_hosts=hosts,
+                start_timeout_s=start_timeout_s,
+                end_when_drained=not keep,
+            )
+            self._hub.runs[run] = supervisor
+            supervisor.start()
+            return supervisor
+
+        supervisor = self._hub.call(make)
+        started = Run(self._hub, supervisor)
+        try:
+            self._start_ends(supervisor, hosts)
+            _await_running(supervisor)
+        except BaseException:
+            started.cancel()
+            raise
+        return started
+
+    def stop(self) -> None:
+        """End all runs and nodes; once more does nothing."""
+        if self._stopped:
+            return
+        self._stopped = True
+        try:
+            for run in self.runs:
+                run.cancel()
+        except (TimeoutError, ClusterError) as error:
+            log.warning("a run did not end in time: %s", error)
+        finally:
+            try:
+                self._hub.close()
+            finally:
+                self._stop_hosts()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopped else f"{self.nodes}"
+        return f"<{type(self).__name__} {self.id}: {state}>"
+
+
+def _await_running(supervisor: Supervisor) -> None:
+    """Every phase has its own time-out in the supervisor, so this one always ends."""
+    with supervisor.changed:
+        while supervisor.phase is RunPhase.STARTING:
+            supervisor.changed.wait(0.2)
+        while supervisor.phase is RunPhase.ENDING:
+            supervisor.changed.wait(0.2)
+    if supervisor.error is not None:
+        raise supervisor.error
+
+
+def _journal_path(run: str) -> Path:
+    base = Path(tempfile.gettempdir()) / f"elasticutor-journals-{getpass.getuser()}"
+    base.mkdir(mode=0o700, exist_ok=True)
+    return base / f"{run}.jsonl"
+
+
+class ProcessCluster(BaseCluster):
+    """Nodes as processes of this machine, without Spark: for tests, and for trying things out.
+
+    Args:
+        nodes: How many; each has its own directory and sockets, and TCP between them.
+        cores: Of each node.
+        options: Further fields of `NodesWanted`.
+    """
+
+    def __init__(
+        self,
+        nodes: int = 1,
+        cores: int = 2,
+        *,
+        start_timeout_s: float = START_TIMEOUT_S,
+        **options: Any,
+    ) -> None:
+        names = tuple(f"n{number}" for number in range(nodes))
+        self._wanted = NodesWanted(names, cores, options.pop("pin", False), **options)
+        self._hosts: list[_Host] = []
+        super().__init__(host="127.0.0.1", port=0, expected=nodes, start_timeout_s=start_timeout_s)
+
+    def _start_nodes(self) -> None:
+        self._hosts.append(_Host(self._nodes_ended, host_nodes, self._bootstrap, self._wanted))
+
+    def _nodes_ended(self, how: str) -> None:
+        def lose() -> None:
+            for node in list(self._hub.nodes):
+                self._hub.lose_node(node, f"the host of the nodes has ended ({how})")
+
+        self._tell(lose)
+
+    def _start_ends(self, supervisor: Supervisor, hosts: int) -> None:
+        for number in range(hosts):
+
+            def ended(how: str, number: int = number) -> None:
+                self._tell(lambda: supervisor.ends_host_lost(number, how))
+
+            host = _Host(ended, host_ends, self._bootstrap, supervisor.run, number)
+            supervisor.on_ended(host.finish)
+            self._hosts = [other for other in self._hosts if other.running] + [host]
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        try:
+            self._hub.call(what)
+        except ClusterError:
+            log.debug("the driver's thread is gone already")
+
+    def _why_not(self) -> str:
+        ended = [host.how for host in self._hosts if not host.running]
+        return f"their host has ended ({ended[0]})" if ended else ""
+
+    def _stop_hosts(self) -> None:
+        until = time.monotonic() + _END_S
+        for host in self._hosts:
+            if not host.join(until - time.monotonic()):
+                host.kill()
+                host.join(10.0)
+
+
+class _Host:
+    """A host as a process of this machine, and a thread that waits for its end.
+
+    Args:
+        ended: Told how it ended, in words; called in that thread.
+        target: What it does there, with
+        args: these arguments.
+    """
+
+    def __init__(self, ended: Callable[[str], None], target: Any, *args: Any) -> None:
+        self.how = ""
+        """How it ended; empty as long as it has not."""
+        context = multiprocessing.get_context("spawn")
+        self._process: BaseProcess = context.Process(
+            target=_be_host, args=(target, *args), daemon=True
+        )
+        self._ended = ended
+        self._process.start()
+        self._thread = threading.Thread(target=self._wait, name="host's end", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended, as far as is known."""
+        return not self.how
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id."""
+        return self._process.pid
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for its end; says whether it has come."""
+        self._thread.join(max(0.1, timeout_s))
+        return not self._thread.is_alive()
+
+    def finish(self) -> None:
+        """It should end by itself now; should it not, it is killed. Returns at once."""
+
+        def see_to_it() -> None:
+            if not self.join(_END_S):
+                self.kill()
+
+        threading.Thread(target=see_to_it, name="end of host", daemon=True).start()
+
+    def kill(self) -> None:
+        """End it at once; its zygote sees that, and ends all others."""
+        self._process.kill()
+
+    def _wait(self) -> None:
+        self._process.join()
+        self.how = described_end(self._process.exitcode or 0)
+        self._ended(self.how)
+
+
+def _be_host(target: Callable[..., None], *args: Any) -> None:
+    """Run in a host's process: Ctrl-C is for the driver, which then says what to do.
+
+    If the driver ends without a word, so does the host.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_driver, name="driver's end", daemon=True).start()
+    target(*args)
+
+
+def _die_with_driver() -> None:
+    driver = multiprocessing.parent_process()
+    if driver is not None:
+        driver.join()
+        os.kill(os.getpid(), signal.SIGKILL)

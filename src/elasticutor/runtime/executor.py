@@ -1,0 +1,365 @@
+"""The main process of an elastic executor: one event loop around the core's state machine.
+
+It decides nothing. What arrives becomes an event for `ElasticExecutor.handle`, and what that
+answers is sent to tasks, nodes, upstreams, destinations and the driver.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
+from elasticutor.core.coordinator import BeginAttempt, CommitEpoch
+from elasticutor.core.cores import core_changes
+from elasticutor.core.executor import ElasticExecutor
+from elasticutor.core.ids import NodeId, TaskId
+from elasticutor.core.keys import shards_of
+from elasticutor.core.tasks import TaskStatus
+from elasticutor.errors import (
+    BadValueError,
+    ElasticutorError,
+    ProtocolError,
+    StaleAttemptError,
+    UnknownNodeError,
+    UnknownTaskError,
+)
+from elasticutor.runtime import messages as say
+from elasticutor.runtime.failures import reporting
+from elasticutor.runtime.mailroom import DRIVER, Mailroom
+from elasticutor.runtime.packets import Births, Packet, join_births
+from elasticutor.runtime.specs import ExecutorSpec, TaskSpec
+from elasticutor.runtime.wire import Chunk, Credit, Result, Tuples
+
+LATE = (StaleAttemptError, UnknownTaskError, UnknownNodeError)
+"""What the core refuses because it comes too late; nobody waits for an answer to it."""
+
+_IDLE_S = 1.0
+
+
+def run_executor(payload: bytes) -> None:
+    """Be the main process that the payload describes, until told to finish."""
+    spec: ExecutorSpec = pickle.loads(payload)  # noqa: S301 - it came from the driver, over the node
+    mail = Mailroom.at(spec.site, spec.who)
+    with reporting(mail, spec.site.run, spec.who):
+        MainProcess(spec, mail).run()
+
+
+class MainProcess:
+    """Drives one elastic executor."""
+
+    def __init__(self, spec: ExecutorSpec, mail: Mailroom) -> None:
+        self._spec = spec
+        self._run = spec.site.run
+        self._mail = mail
+        self._core = ElasticExecutor(spec.config, spec.site.node, time.monotonic())
+        self._schema = spec.operator.input
+        self._greeted: set[str] = set()
+        self._tasks: dict[TaskId, int] = {}  # process ids of those that are up
+        self._asked_at: dict[TaskId, float] = {}  # when a core was granted or taken
+        self._registered = False
+        self._finished = False
+        self._destinations = tuple(p for route in spec.operator.routes for p in route.peers)
+        for node, endpoint in spec.nodes.items():
+            mail.know(_node(node), endpoint)
+
+    def run(self) -> None:
+        """Work until told to finish."""
+        self._set_cores(say.SetCores(self._spec.cores))
+        tempo, now = self._spec.tempo, time.monotonic()
+        balance_at = now + tempo.balance_s if tempo.balance_s else float("inf")
+        measure_at = now + tempo.measure_s
+        while not self._finished:
+            now = time.monotonic()
+            self._mail.wait(min(balance_at, measure_at, now + _IDLE_S) - now)
+            for message in self._mail.receive():
+                self._take(message)
+            now = time.monotonic()
+            if now >= balance_at:
+                balance_at = now + tempo.balance_s
+                self._tell(ev.BalanceDue())
+            if now >= measure_at:
+                measure_at = now + tempo.measure_s
+                self._measure()
+
+    # What arrives
+
+    def _take(self, message: Any) -> None:
+        handler = _HANDLERS.get(type(message))
+        if handler is None:
+            self._mail.drop(f"{type(message).__name__} is not for an executor")
+            return
+        try:
+            handler(self, message)
+        except LATE:
+            return
+        except BadValueError as error:
+            self._mail.drop(str(error))
+
+    def _tell(self, event: Any) -> None:
+        """Let the core handle an event, and carry out what it answers."""
+        try:
+            orders = self._core.handle(event, time.monotonic())
+        except LATE:
+            raise
+        except (ProtocolError, BadValueError) as error:
+            if isinstance(event, ev.MoveAsked | ev.CoreTaken):
+                self._mail.drop(str(error))  # somebody's wish, and nobody waits for it
+                return
+            failed = ev.AttemptFailed(self._core.epochs.attempt, f"{type(event).__name__}: {error}")
+            orders = self._core.handle(failed, time.monotonic())
+        for order in orders:
+            _ORDERS[type(order)](self, order)
+
+    def _on_hello(self, message: say.Hello) -> None:
+        schema = pa.ipc.read_schema(pa.py_buffer(message.schema))
+        if not schema.equals(self._schema):
+            raise ElasticutorError(
+                f"tuples from {message.sender!r}", f"have the schema {self._schema}", schema
+            )
+        self._greeted.add(message.sender)
+
+    def _on_tuples(self, message: Tuples) -> None:
+        packet = message.packet
+        if message.sender not in self._greeted or len(packet.hashes) != packet.rows:
+            raise BadValueError("tuples", "follow a greeting and carry hashes", message.sender)
+        shards = shards_of(packet.hashes, self._spec.config.shards)
+        event = ev.TuplesArrived(message.sender, message.attempt, packet, shards, message.size)
+        self._tell(event)
+
+    def _on_credit(self, message: Credit) -> None:
+        self._tell(ev.CreditGranted(message.sender, message.attempt, message.total))
+
+    def _on_marker(self, message: say.Marker) -> None:
+        self._tell(ev.MarkerArrived(message.sender, message.attempt, message.epoch))
+
+    def _on_result(self, message: Result) -> None:
+        outputs = tuple(
+            ev.Output(out.destination, out.packet, out.size, out.packet.rows)
+            for out in message.outputs
+        )
+        self._tell(
+            ev.ChunkProcessed(
+                message.task,
+                message.attempt,
+                message.chunk,
+                message.useful_s,
+                outputs,
+                message.row_seconds,
+            )
+        )
+
+    def _on_begin(self, order: BeginAttempt) -> None:
+        schema = self._spec.operator.output.serialize().to_pybytes()
+        for destination in self._destinations:
+            self._mail.send(destination, say.Hello(self._spec.who, schema))
+        self._tell(
+            ev.AttemptBegun(
+                order.attempt,
+                order.base,
+                order.epoch,
+                self._spec.upstreams,
+                self._destinations,
+            )
+        )
+
+    def _on_commit(self, order: CommitEpoch) -> None:
+        self._tell(ev.EpochCommitted(order.attempt, order.epoch))
+
+    def _on_peers(self, message: say.Peers) -> None:
+        self._mail.know_all(message.book)
+
+    def _on_explain(self, message: say.Explain) -> None:
+        waits = tuple(self._core.waiting_for())
+        self._mail.send(DRIVER, say.Recount(self._run, self._spec.who, waits))
+
+    def _on_finish(self, message: say.Finish) -> None:
+        for task in self._tasks:
+            self._mail.send(_task(task), say.Close())
+        self._finished = True
+
+    # Cores and tasks
+
+    def _set_cores(self, message: say.SetCores) -> None:
+        tasks = {
+            task.id: task.node
+            for task in self._core.tasks.values()
+            if task.status is not TaskStatus.LEAVING
+        }
+        for change in core_changes(tasks, self._core.task_loads(), message.wanted):
+            if isinstance(change, ev.CoreTaken):
+                self._asked_at[change.task] = time.monotonic()
+            self._tell(change)
+
+    def _on_task_up(self, message: say.TaskUp) -> None:
+        self._mail.know(_task(message.task), message.endpoint)
+        self._tasks[message.task] = message.pid
+        self._tell(ev.TaskStarted(message.task))
+        self._tell_staff(f"task {message.task} started", message.task)
+        if not self._registered and all(task.running for task in self._core.tasks.values()):
+            self._registered = True
+            where = say.Registered(self._run, self._spec.who, self._mail.endpoint, os.getpid())
+            self._mail.send(DRIVER, where)
+
+    def _on_task_failed(self, message: say.TaskFailed) -> None:
+        who = f"{self._spec.who}, task {message.task}"
+        self._mail.send(DRIVER, say.Failed(self._run, who, message.error, message.text))
+        self._tell(ev.AttemptFailed(message.attempt, message.text))
+
+    def _seen(self) -> dict[TaskId, say.TaskSeen]:
+        loads = self._core.task_loads()
+        shards = Counter(self._core.table.owners)
+        return {
+            task.id: say.TaskSeen(
+                task.node,
+                task.status.value,
+                loads[task.id],
+                shards[task.id],
+                self._tasks.get(task.id, 0),
+            )
+            for task in self._core.tasks.values()
+        }
+
+    def _tell_staff(self, cause: str, task: TaskId) -> None:
+        seconds = time.monotonic() - self._asked_at.pop(task, time.monotonic())
+        self._mail.send(DRIVER, say.Staff(self._run, self._spec.who, self._seen(), cause, seconds))
+
+    def _measure(self) -> None:
+        metrics = self._core.measure(time.monotonic())
+        self._mail.send(
+            DRIVER,
+            say.Measured(self._run, self._spec.who, metrics, self._seen(), self._mail.dropped),
+        )
+
+    # What the core asks for
+
+    def _dispatch(self, order: do.Dispatch) -> None:
+        births, shards, rows, data = self._gather(order)
+        chunk = Chunk(order.attempt, order.epoch, order.chunk, rows, births, shards, data)
+        self._mail.send(_task(order.task), chunk)
+
+    def _gather(self, order: do.Dispatch) -> tuple[Births, Any, int, Any]:
+        """The tuples of a chunk as one batch; a whole packet is handed on as it came."""
+        parts = order.parts
+        if len(parts) == 1 and parts[0].count == parts[0].batch.rows:
+            packet: Packet = parts[0].batch.content
+            return packet.births, parts[0].shards, packet.rows, packet.data
+        births, batches = [], []
+        for part in parts:
+            packet = part.batch.content
+            batch = packet.open(self._schema)
+            first, last = int(part.rows[0]), int(part.rows[-1])
+            if last - first + 1 == part.count:
+                batches.append(batch.slice(first, part.count))
+            else:
+                batches.append(batch.take(pa.array(part.rows)))
+            births.append(packet.births_of(part.rows))
+        batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        shards = parts[0].shards
+        if len(parts) > 1:
+            shards = np.concatenate([part.shards for part in parts])
+        shards = np.ascontiguousarray(shards, np.int32)
+        return join_births(births), shards, batch.num_rows, batch.serialize()
+
+    def _to_task(self, order: Any) -> None:
+        self._mail.send(_task(order.task), order)
+
+    def _to_node(self, order: Any, payload: bytes = b"") -> None:
+        message = say.ToNode(self._run, self._spec.who, self._mail.endpoint, order, payload)
+        self._mail.send(_node(order.node), message)
+
+    def _start_task(self, order: do.StartTask) -> None:
+        self._asked_at[order.task] = time.monotonic()
+        spec = self._spec
+        task = TaskSpec(
+            spec.site, spec.who, spec.number, order.task, spec.operator, self._mail.endpoint
+        )
+        self._to_node(order, pickle.dumps(task, pickle.HIGHEST_PROTOCOL))
+
+    def _end_task(self, order: do.EndTask) -> None:
+        self._to_node(order)
+        if self._tasks.pop(order.task, None) is not None:
+            self._mail.send(_task(order.task), say.Close())
+            self._mail.forget(_task(order.task))
+        self._tell_staff(f"task {order.task} ended", order.task)
+
+    def _grant(self, order: do.GrantCredit) -> None:
+        self._mail.send(order.upstream, Credit(self._spec.who, order.attempt, order.total))
+
+    def _emit(self, order: do.Emit) -> None:
+        tuples = Tuples(self._spec.who, order.attempt, order.size, order.batch)
+        self._mail.send(order.destination, tuples)
+
+    def _emit_marker(self, order: do.EmitMarker) -> None:
+        marker = say.Marker(self._spec.who, order.attempt, order.epoch)
+        self._mail.send(order.destination, marker)
+
+    def _report(self, order: Any) -> None:
+        self._mail.send(DRIVER, say.Said(self._run, self._spec.who, order))
+
+
+def _task(task: TaskId) -> str:
+    return f"task {task}"
+
+
+def _node(node: NodeId) -> str:
+    return f"node {node}"
+
+
+_FROM_OTHERS = (
+    ev.MoveAsked,
+    ev.OfferMeasured,
+    ev.LabelReached,
+    ev.TaskFlushed,
+    ev.TaskReset,
+    ev.ShardOpened,
+    ev.CopyArrived,
+    ev.StateArrived,
+    ev.ShardDropped,
+    ev.IncrementPersisted,
+    ev.StoreRolledBack,
+    ev.StateMeasured,
+    ev.AttemptFailed,
+)
+"""Events of the core that tasks, nodes, upstreams and the driver send as they are."""
+
+_HANDLERS: dict[type, Callable[[MainProcess, Any], None]] = {
+    **dict.fromkeys(_FROM_OTHERS, MainProcess._tell),
+    say.Hello: MainProcess._on_hello,
+    Tuples: MainProcess._on_tuples,
+    Credit: MainProcess._on_credit,
+    say.Marker: MainProcess._on_marker,
+    Result: MainProcess._on_result,
+    BeginAttempt: MainProcess._on_begin,
+    CommitEpoch: MainProcess._on_commit,
+    say.Peers: MainProcess._on_peers,
+    say.SetCores: MainProcess._set_cores,
+    say.Explain: MainProcess._on_explain,
+    say.Finish: MainProcess._on_finish,
+    say.TaskUp: MainProcess._on_task_up,
+    say.TaskFailed: MainProcess._on_task_failed,
+}
+
+_ORDERS: dict[type, Callable[[MainProcess, Any], None]] = {
+    **dict.fromkeys(do.TO_TASK, MainProcess._to_task),
+    **dict.fromkeys(do.TO_NODE, MainProcess._to_node),
+    do.Dispatch: MainProcess._dispatch,
+    do.StartTask: MainProcess._start_task,
+    do.EndTask: MainProcess._end_task,
+    do.GrantCredit: MainProcess._grant,
+    do.Emit: MainProcess._emit,
+    do.EmitMarker: MainProcess._emit_marker,
+    do.ReportReady: MainProcess._report,
+    do.ReportPrepared: MainProcess._report,
+    do.ReportFailure: MainProcess._report,
+    do.ReportMove: MainProcess._report,
+    do.ReportHotShards: MainProcess._report,
+}

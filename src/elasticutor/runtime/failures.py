@@ -1,0 +1,40 @@
+"""How a failing process says what happened before it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import traceback
+from collections.abc import Iterator
+
+from elasticutor.errors import ElasticutorError
+from elasticutor.runtime import messages as say
+from elasticutor.runtime.mailroom import DRIVER, Mailroom
+
+LAST_WORDS_S = 2.0
+"""How long a process tries to get its last messages out."""
+
+
+def described(error: BaseException) -> tuple[bytes, str]:
+    """An error as bytes that can be raised again elsewhere, if it can be, and in words."""
+    try:
+        blob = pickle.dumps(error)
+        pickle.loads(blob)  # noqa: S301 - our own bytes, to see whether they come back
+    except Exception:
+        blob = b""
+    if isinstance(error, ElasticutorError):
+        return blob, str(error)
+    return blob, "".join(traceback.format_exception(error)).rstrip()
+
+
+@contextlib.contextmanager
+def reporting(mail: Mailroom, run: str, who: str) -> Iterator[None]:
+    """Tell the driver of whatever ends the process, and leave time for that to arrive."""
+    try:
+        yield
+    except Exception as error:
+        blob, text = described(error)
+        mail.send(DRIVER, say.Failed(run, who, blob, text))
+        raise
+    finally:
+        mail.close(linger_s=LAST_WORDS_S)

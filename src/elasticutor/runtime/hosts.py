@@ -1,0 +1,217 @@
+"""Hosts: what a Spark task does that hosts nodes, or the sources and sinks of a run.
+
+A host starts a zygote, has its processes forked, and stays until all have ended. It knows nothing
+of Spark; a plain process will do as well.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from elasticutor.core.ids import NodeId
+from elasticutor.errors import ElasticutorError
+from elasticutor.runtime import messages as say
+from elasticutor.runtime.channels import Endpoint, Links, advertised_host
+from elasticutor.runtime.mailroom import DRIVER, Mailroom
+from elasticutor.runtime.places import SHARED_MEMORY, Place, remove_stale
+from elasticutor.runtime.security import ClusterKeys
+from elasticutor.runtime.specs import NodeSpec, Site
+from elasticutor.runtime.zygote import Ended, Fork, Zygote
+
+GIB = 1024**3
+_TICK_S = 1.0
+_PATIENCE_S = 60.0
+"""How long a host of sources and sinks waits to be told what to start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bootstrap:
+    """What a host needs to find its cluster; handed out through Spark, keys included."""
+
+    cluster: str
+    keys: ClusterKeys
+    driver: Endpoint
+    address: tuple[str, int]
+    """The driver's, to find out which of our own addresses reaches it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodesWanted:
+    """The nodes that one host is to start."""
+
+    names: tuple[str, ...]
+    cores: int
+    pin: bool | None
+    """Pin tasks to CPUs; None: if the machine has more CPUs than its nodes have cores."""
+    map_bytes: int = 64 * GIB
+    """The most that one executor's state on one node can take."""
+    need_bytes: int = GIB // 4
+    """Less free shared memory than this, and state goes to disk."""
+    shared_memory: str = SHARED_MEMORY
+    silence_s: float = 30.0
+    nested: bool = False
+    """Whether the nodes are emulated: several of them on one host."""
+
+
+def home() -> str:
+    """Which machine, user and Spark executor this process is on: those alike can share files."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = socket.gethostname()
+    spark = os.environ.get("SPARK_EXECUTOR_DIRS", "") or os.environ.get("SPARK_LOCAL_DIRS", "")
+    return f"{boot}:{os.getuid()}:{spark}"
+
+
+def host_nodes(bootstrap: Bootstrap, wanted: NodesWanted) -> None:
+    """Start nodes, and stay until all of them have ended."""
+    remove_stale()
+    host = advertised_host(bootstrap.address)
+    places = {
+        name: Place.make(
+            bootstrap.cluster, name, need_bytes=wanted.need_bytes, shm=wanted.shared_memory
+        )
+        for name in wanted.names
+    }
+    mail = _mail(bootstrap, host, f"host of {', '.join(wanted.names)}")
+    try:
+        zygote = Zygote.start(
+            owned=[path for place in places.values() for path in place.owned],
+            holding=[lock for place in places.values() for lock in place.locks],
+        )
+        cpus = _cpus(wanted)
+        with zygote:
+            for number, (name, place) in enumerate(places.items()):
+                mine = cpus[number * wanted.cores : (number + 1) * wanted.cores]
+                spec = _node_spec(bootstrap, wanted, name, place, host, mine)
+                fork = Fork(
+                    name,
+                    "elasticutor.runtime.node:run_node",
+                    pickle.dumps(spec, pickle.HIGHEST_PROTOCOL),
+                    connected=True,
+                    log=str(place.logs / "node.log"),
+                )
+                zygote.fork(fork)
+            _await_nodes(zygote, mail)
+    finally:
+        mail.close(linger_s=2.0)
+        for place in places.values():
+            place.remove()
+
+
+def _await_nodes(zygote: Zygote, mail: Mailroom) -> None:
+    mail.watch(zygote.fileno())
+    while zygote.living:
+        mail.wait(_TICK_S)
+        for _ in mail.receive():
+            mail.drop("a host of nodes is told nothing")
+        for told in zygote.receive():
+            if isinstance(told, Ended) and told.code:
+                how = f"its process ended with code {told.code}"
+                if told.code < 0:
+                    how = f"its process was killed by signal {-told.code}"
+                last = f"; its last words: {told.said.strip()}" if told.said.strip() else ""
+                mail.send(DRIVER, say.NodeGone(NodeId(told.name), how + last))
+
+
+def _cpus(wanted: NodesWanted) -> tuple[int, ...]:
+    if not hasattr(os, "sched_getaffinity") or wanted.pin is False:
+        return ()
+    cpus = tuple(sorted(os.sched_getaffinity(0)))
+    needed = wanted.cores * len(wanted.names)
+    enough = len(cpus) >= needed if wanted.pin else len(cpus) > needed
+    return cpus[-needed:] if enough else ()
+
+
+def _node_spec(
+    bootstrap: Bootstrap,
+    wanted: NodesWanted,
+    name: str,
+    place: Place,
+    host: str,
+    cpus: tuple[int, ...],
+) -> NodeSpec:
+    node = NodeId(name)
+    site = Site("", node, str(place.sockets), host, bootstrap.keys, bootstrap.driver)
+    return NodeSpec(
+        node=node,
+        cores=wanted.cores,
+        cpus=cpus,
+        site=site,
+        home=home(),
+        state=str(place.state),
+        logs=str(place.logs),
+        map_bytes=wanted.map_bytes,
+        note=place.note,
+        silence_s=wanted.silence_s,
+    )
+
+
+def ends_name(number: int) -> str:
+    """The name of a host of sources and sinks.
+
+    Example:
+        >>> ends_name(0)
+        'ends 0'
+    """
+    return f"ends {number}"
+
+
+def host_ends(bootstrap: Bootstrap, run: str, number: int) -> None:
+    """Start the sources and sinks that the driver names, and stay until all have ended."""
+    host = advertised_host(bootstrap.address)
+    mail = _mail(bootstrap, host, f"{ends_name(number)} of {run}")
+    try:
+        with Zygote.start() as zygote:
+            mail.send(DRIVER, say.EndsHostUp(run, number, mail.endpoint, home(), host))
+            for kind, who, payload in _await_ends(mail):
+                target = f"elasticutor.runtime.{kind}:run_{kind}"
+                zygote.fork(Fork(who, target, payload))
+            _await_end(zygote, mail, run, f"host {number} of sources and sinks")
+        mail.send(DRIVER, say.RunEnded(NodeId(ends_name(number)), run))
+    finally:
+        mail.close(linger_s=2.0)
+
+
+def _await_ends(mail: Mailroom) -> tuple[tuple[str, str, bytes], ...]:
+    until = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < until:
+        mail.wait(_TICK_S)
+        for message in mail.receive():
+            if isinstance(message, say.StartEnds):
+                return message.ends
+            if isinstance(message, say.EndRun):
+                return ()
+    raise ElasticutorError("driver", f"say what to start within {_PATIENCE_S:g} s", "silence")
+
+
+def _await_end(zygote: Zygote, mail: Mailroom, run: str, where: str) -> None:
+    mail.watch(zygote.fileno())
+    kill_at = float("inf")
+    while zygote.living:
+        mail.wait(_TICK_S)
+        for message in mail.receive():
+            if isinstance(message, say.EndRun):
+                kill_at = time.monotonic() + message.grace_s
+            else:
+                mail.drop("a host is told nothing more but the end")
+        if time.monotonic() >= kill_at:
+            kill_at = float("inf")
+            for name in zygote.living:
+                zygote.kill(name)
+        for told in zygote.receive():
+            if isinstance(told, Ended) and told.code:
+                ended = say.ProcessEnded(NodeId(where), run, told.name, told.code, told.said)
+                mail.send(DRIVER, ended)
+
+
+def _mail(bootstrap: Bootstrap, host: str, name: str) -> Mailroom:
+    links = Links(name, bootstrap.keys, ipc_dir=None, host=host)
+    mail = Mailroom(links, "host")
+    mail.know(DRIVER, bootstrap.driver)
+    return mail

@@ -1,0 +1,220 @@
+"""The driver's end of a cluster: one thread that owns the sockets, the nodes and the runs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
+
+from elasticutor.core.ids import NodeId
+from elasticutor.errors import ElasticutorError
+from elasticutor.runtime import messages as say
+from elasticutor.runtime.channels import Endpoint, Links
+from elasticutor.runtime.mailroom import Mailroom
+from elasticutor.runtime.security import ClusterKeys
+from elasticutor.runtime.supervisor import RunPhase, Supervisor
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_BEAT_S = 1.0
+SILENCE_S = 20.0
+"""A node that has not been heard of for so long counts as lost."""
+
+
+class ClusterError(ElasticutorError, RuntimeError):
+    """A cluster that does not come up, or is gone."""
+
+
+class Hub:
+    """Receives everything that is meant for the driver.
+
+    Its thread handles one message after the other; other threads have things done in it by `call`.
+    """
+
+    def __init__(self, keys: ClusterKeys, host: str, port: int = 0) -> None:
+        self.keys = keys
+        self.mail = Mailroom(Links("driver", keys, ipc_dir=None, host=host), "driver", port=port)
+        self.endpoint: Endpoint = self.mail.endpoint
+        self.nodes: dict[NodeId, say.NodeUp] = {}
+        self.gone: dict[NodeId, str] = {}
+        """Nodes that were lost, and why."""
+        self.runs: dict[str, Supervisor] = {}
+        self.changed = threading.Condition()
+        """Notified when a node comes or goes."""
+        self._heard_at: dict[NodeId, float] = {}
+        self._calls: deque[Callable[[], None]] = deque()
+        self._wake_reading, self._wake_writing = os.pipe()
+        os.set_blocking(self._wake_reading, False)
+        self.mail.watch(self._wake_reading)
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="elasticutor-hub", daemon=True)
+        self._thread.start()
+
+    # From other threads
+
+    def call(self, function: Callable[[], T], timeout_s: float = 30.0) -> T:
+        """Have a function done in the hub's thread, and wait for what it returns."""
+        if threading.current_thread() is self._thread:
+            return function()
+        future: Future[T] = Future()
+
+        def do() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        if self._over:
+            raise ClusterError("cluster", "be running", "a call after its end")
+        self._calls.append(do)
+        os.write(self._wake_writing, b"!")
+        try:
+            return future.result(timeout_s)
+        except FutureTimeoutError:
+            raise ClusterError("driver's thread", f"answer in {timeout_s:g} s", "silence") from None
+
+    def await_nodes(self, count: int, timeout_s: float, failed: Callable[[], str]) -> None:
+        """Wait until so many nodes are up.
+
+        Args:
+            count: How many.
+            timeout_s: For how long.
+            failed: Says why no more will come, or nothing as long as they may.
+        """
+        until = time.monotonic() + timeout_s
+        with self.changed:
+            while len(self.nodes) < count:
+                reason = failed() or "; ".join(f"{n}: {why}" for n, why in self.gone.items())
+                if reason:
+                    raise ClusterError("nodes", "start", reason)
+                if time.monotonic() >= until:
+                    raise ClusterError(
+                        f"all {count} nodes",
+                        f"be up within {timeout_s:g} s",
+                        f"{len(self.nodes)}: {sorted(self.nodes)}",
+                        "each needs a free Spark slot: are there enough, and does any other job "
+                        "hold them?",
+                    )
+                self.changed.wait(0.1)
+
+    def close(self) -> None:
+        """Tell the nodes to end, and stop; idempotent."""
+        if self._over:
+            return
+        self.call(self._end)
+        self._thread.join(10.0)
+
+    # In the hub's own thread
+
+    def send_node(self, node: NodeId, message: Any) -> None:
+        """Send to a node."""
+        self.mail.send(_node(node), message)
+
+    def send_nodes(self, nodes: Iterable[NodeId], message: Any) -> None:
+        """Send the same to several nodes."""
+        for node in nodes:
+            self.send_node(node, message)
+
+    def lose_node(self, node: NodeId, reason: str) -> None:
+        """A node is gone, with everything on it."""
+        self.gone.setdefault(node, reason)
+        if self.nodes.pop(node, None) is not None:
+            log.warning("node %s was lost: %s", node, reason)
+        self.mail.forget(_node(node))
+        for run in list(self.runs.values()):
+            run.node_lost(node, reason)
+        with self.changed:
+            self.changed.notify_all()
+
+    def _introduce(self) -> None:
+        book = {_node(node): seen.endpoint for node, seen in self.nodes.items()}
+        for node in self.nodes:
+            self.send_node(node, say.Peers(book))
+
+    def _end(self) -> None:
+        for node in self.nodes:
+            self.send_node(node, say.EndNode())
+        self._over = True
+
+    def _run(self) -> None:
+        beat_at = time.monotonic()
+        try:
+            while not self._over:
+                self.mail.wait(max(0.0, min(beat_at - time.monotonic(), _BEAT_S)))
+                self._make_calls()
+                for message in self.mail.receive():
+                    self._take(message)
+                if time.monotonic() >= beat_at:
+                    beat_at = time.monotonic() + _BEAT_S
+                    self._beat()
+        except Exception:
+            log.exception("the driver's thread has failed")
+        finally:
+            self._over = True
+            self._make_calls()
+            self.mail.close(linger_s=2.0)
+            for run in self.runs.values():
+                run.abandon()
+
+    def _make_calls(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_reading, 4096)
+        while self._calls:
+            self._calls.popleft()()
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        for node in list(self.nodes):
+            if now - self._heard_at[node] > SILENCE_S:
+                self.lose_node(node, f"not heard of for {SILENCE_S:g} s")
+            else:
+                self.send_node(node, say.Beat())
+        for name, run in list(self.runs.items()):
+            run.tick()
+            if run.phase is RunPhase.ENDED:
+                del self.runs[name]
+
+    def _take(self, message: Any) -> None:
+        match message:
+            case say.NodeUp(node):
+                self._on_node_up(node, message)
+            case say.Alive(node):
+                self._heard_at[node] = time.monotonic()
+            case say.NodeGone(node, reason):
+                self.lose_node(node, reason)
+            case say.Failed(run="", who=who, text=text):
+                self.lose_node(NodeId(who.removeprefix("node ")), text)
+            case _:
+                run = self.runs.get(getattr(message, "run", ""))
+                if run is None:
+                    self.mail.drop(f"{type(message).__name__} of no run")
+                    return
+                try:
+                    run.take(message)
+                except Exception as error:  # a bug, or a lie: it must not take other runs along
+                    log.exception("handling %s failed", type(message).__name__)
+                    run.fail(error)
+
+    def _on_node_up(self, node: NodeId, message: say.NodeUp) -> None:
+        self.mail.know(_node(node), message.endpoint)
+        self.nodes[node] = message
+        self._heard_at[node] = time.monotonic()
+        if message.note:
+            log.warning("node %s: %s", node, message.note)
+        self.send_node(node, say.Beat())
+        self._introduce()
+        with self.changed:
+            self.changed.notify_all()
+
+
+def _node(node: NodeId) -> str:
+    return f"node {node}"

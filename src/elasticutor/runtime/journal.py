@@ -1,0 +1,84 @@
+"""Everything notable that happened in a run, in order, kept as JSON lines.
+
+Every event has `time` (seconds since 1970), `kind`, and what goes with that kind: its cause, how
+long it took and how many bytes it moved.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+
+class Journal:
+    """An append-only list of events, in memory and in a file.
+
+    Example:
+        >>> journal = Journal(None)
+        >>> journal.write("shard moved", shard=3, cause="balance", sync_ms=0.4)
+        >>> [event["shard"] for event in journal.events(kind="shard moved")]
+        [3]
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._events: list[dict[str, Any]] = []
+        self._file: TextIO | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8")
+
+    def write(self, kind: str, **facts: Any) -> None:
+        """Append an event; values that JSON does not know are written as text.
+
+        Every line is whole in the file when this returns, so others can read along.
+        """
+        with self._lock:
+            event = {"time": round(time.time(), 6), "kind": kind, **facts}
+            self._events.append(event)
+            if self._file is not None:
+                self._file.write(json.dumps(_plain(event), allow_nan=False) + "\n")
+                self._file.flush()
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """The events so far, or those of one kind."""
+        with self._lock:
+            return [event for event in self._events if kind in (None, event["kind"])]
+
+    def close(self) -> None:
+        """Close the file; the events stay."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it, so that any reader of JSON can read the line.
+
+    Python's own writer would put out a bare NaN, and refuse a dictionary with numbers of NumPy, or
+    tuples, for keys.
+
+    Example:
+        >>> _plain({3: (1, 2), "rate": float("inf"), "path": Path("a")})
+        {'3': [1, 2], 'rate': 'inf', 'path': 'a'}
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(_plain(key)): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset | np.ndarray):
+        return [_plain(item) for item in value]
+    return str(value)

@@ -1,0 +1,112 @@
+"""A process's mail: its inbox, its outboxes by name, and what it could not make sense of."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import zmq
+
+from elasticutor.errors import UnknownPeerError
+from elasticutor.runtime.channels import Endpoint, Links, Outbox
+from elasticutor.runtime.specs import Site
+from elasticutor.runtime.wire import WireError, decode, encode
+
+log = logging.getLogger(__name__)
+
+DRIVER = "driver"
+_COMPLAIN_EVERY_S = 10.0
+
+
+class Mailroom:
+    """Sends to peers by their names, and receives from anybody; for a single thread."""
+
+    def __init__(self, links: Links, name: str, *, port: int = 0) -> None:
+        self._links = links
+        self._inbox = links.inbox(name, port=port)
+        self._book: dict[str, Endpoint] = {}
+        self._outboxes: dict[str, Outbox] = {}
+        self._poller = zmq.Poller()
+        for socket in self._inbox.sockets:
+            self._poller.register(socket, zmq.POLLIN)
+        self.dropped = 0
+        """Messages that were malformed or out of place."""
+        self._complained_at = -_COMPLAIN_EVERY_S
+
+    @classmethod
+    def at(cls, site: Site, name: str) -> Mailroom:
+        """The mail of a process that was started at a site; it knows the driver."""
+        links = Links(site.node, site.keys, ipc_dir=site.sockets or None, host=site.host)
+        mail = cls(links, name)
+        mail.know(DRIVER, site.driver)
+        return mail
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where others reach this process."""
+        return self._inbox.endpoint
+
+    def watch(self, fd: int) -> None:
+        """Wake up when this file can be read, too."""
+        self._poller.register(fd, zmq.POLLIN)
+
+    def unwatch(self, fd: int) -> None:
+        """Do not look at this file any more."""
+        self._poller.unregister(fd)
+
+    def know(self, who: str, endpoint: Endpoint) -> None:
+        """Take note of where somebody is; a new address replaces the old one."""
+        if self._book.get(who) != endpoint:
+            self.forget(who)
+            self._book[who] = endpoint
+
+    def know_all(self, book: Mapping[str, Endpoint]) -> None:
+        """Take note of where many are."""
+        for who, endpoint in book.items():
+            self.know(who, endpoint)
+
+    def forget(self, who: str) -> None:
+        """Nobody will send there any more."""
+        self._book.pop(who, None)
+        outbox = self._outboxes.pop(who, None)
+        # One inbox has one outbox here, whatever the names under which it is known.
+        if outbox is not None and outbox not in self._outboxes.values():
+            outbox.close(linger_s=1.0)
+
+    def send(self, who: str, message: Any) -> None:
+        """Send to somebody known, behind everything that was sent there before."""
+        outbox = self._outboxes.get(who)
+        if outbox is None:
+            endpoint = self._book.get(who)
+            if endpoint is None:
+                raise UnknownPeerError("peer", f"be one of {sorted(self._book)}", who)
+            outbox = self._outboxes[who] = self._links.connect(endpoint)
+        outbox.send(encode(message))
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until there is mail, a watched file can be read, or the time is up."""
+        return bool(self._poller.poll(max(0, round(timeout_s * 1e3 + 0.499))))
+
+    def receive(self, limit: int = 256) -> Iterator[Any]:
+        """The messages that are here now."""
+        for frames in self._inbox.receive(limit):
+            try:
+                message = decode(frames)
+            except WireError as error:
+                self.drop(str(error))
+                continue
+            yield message
+
+    def drop(self, why: str) -> None:
+        """Count a message that is malformed or out of place, and say so now and then."""
+        self.dropped += 1
+        now = time.monotonic()
+        if now - self._complained_at >= _COMPLAIN_EVERY_S:
+            self._complained_at = now
+            log.warning("dropped a message (%d so far): %s", self.dropped, why)
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """Close all sockets; what is still to be sent has so much time."""
+        self._links.close(linger_s)

@@ -1,0 +1,367 @@
+"""What the processes of a cluster tell each other besides the core's own events and instructions.
+
+Who says it to whom is the heading it stands under. Names: a *participant* of a run is a source task
+(`clicks.0`), an elastic executor's main process (`counts.1`) or a sink (`out`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, TaskId
+from elasticutor.core.keeper import SendSlice
+from elasticutor.core.latency import LatencyHistogram
+from elasticutor.core.metrics import ExecutorMetrics
+from elasticutor.runtime.channels import Endpoint
+
+# From whoever sends tuples, to whoever receives them ----------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The schema of everything that this sender will send on this channel; the first message."""
+
+    sender: Peer
+    schema: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The sender has sent all of its tuples of the epoch."""
+
+    sender: Peer
+    attempt: Attempt
+    epoch: Epoch
+
+
+# From participants to the driver ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A participant is up: this is where it is."""
+
+    run: str
+    who: Peer
+    endpoint: Endpoint
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An executor's report, or a source's or a sink's answer to the coordinator."""
+
+    run: str
+    who: Peer
+    what: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """A source has sent everything it will ever have."""
+
+    run: str
+    who: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A participant, or one of its tasks, cannot go on."""
+
+    run: str
+    who: str
+    """The participant, and the task if it is one."""
+    error: bytes
+    """The exception, pickled by whoever raised it; only the driver's user sees it unpickled."""
+    text: str
+    """The same in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSeen:
+    """A task, as its main process sees it."""
+
+    node: NodeId
+    status: str
+    load: float = 0.0
+    """Work of its shards, in cores."""
+    shards: int = 0
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Staff:
+    """The tasks of an executor; told whenever one comes or goes."""
+
+    run: str
+    who: Peer
+    tasks: Mapping[TaskId, TaskSeen]
+    cause: str
+    """What has just changed, in words; empty for none."""
+    seconds: float = 0.0
+    """How long that took, from the grant or the taking."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What an executor measured since the last time."""
+
+    run: str
+    who: Peer
+    metrics: ExecutorMetrics
+    tasks: Mapping[TaskId, TaskSeen]
+    dropped: int
+    """Messages that were malformed or out of place, since it started."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceMeasured:
+    """What a source task sent since the last time."""
+
+    run: str
+    who: Peer
+    seconds: float
+    rows: int
+    blocked_share: float
+    behind_s: float
+    """How far what it sends now is behind the time at which it was due."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkMeasured:
+    """What a sink took in since the last time, and how old it was."""
+
+    run: str
+    who: Peer
+    seconds: float
+    rows: int
+    latency: LatencyHistogram
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A batch of a memory sink, on its way to the driver."""
+
+    run: str
+    who: Peer
+    schema: bytes
+    data: bytes
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recount:
+    """Why an executor waits, in words; the answer to `Explain`."""
+
+    run: str
+    who: Peer
+    waits: tuple[str, ...]
+
+
+# From the driver to participants ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Where everybody of the run is."""
+
+    book: Mapping[str, Endpoint]
+
+
+@dataclass(frozen=True, slots=True)
+class SetCores:
+    """The cores that the executor should have, by node."""
+
+    wanted: Mapping[NodeId, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """Say why nothing happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The run is over: end."""
+
+
+# Between a main process and its tasks -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TaskUp:
+    """A task's process runs, and takes chunks here."""
+
+    task: TaskId
+    endpoint: Endpoint
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """The task cannot go on: its operator raised, or its state has no room."""
+
+    task: TaskId
+    attempt: Attempt
+    error: bytes
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Let the task close its operator and end."""
+
+
+# To nodes -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartExecutor:
+    """Start the main process of an elastic executor."""
+
+    run: str
+    who: Peer
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ToNode:
+    """An instruction of an executor to a node: for its store, or about a task's process."""
+
+    run: str
+    who: Peer
+    reply: Endpoint
+    order: Any
+    payload: bytes = b""
+    """What a task's process needs to know, with `StartTask`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Some of a shard's state, from node to node."""
+
+    run: str
+    who: Peer
+    reply: Endpoint
+    piece: SendSlice
+
+
+@dataclass(frozen=True, slots=True)
+class ReadState:
+    """Send all of an operator's state that is on this node to the driver."""
+
+    run: str
+    who: Peer
+    ask: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """End every process of a run, and remove its state; first let them end by themselves."""
+
+    run: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The driver is alive; sent again and again, and answered by `Alive`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndNode:
+    """The cluster is over."""
+
+
+# From nodes to the driver -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUp:
+    """A node offers its cores."""
+
+    node: NodeId
+    cores: int
+    endpoint: Endpoint
+    pid: int
+    host: str
+    """The address of its machine."""
+    home: str
+    """Says which machine, user and Spark executor it is on; equal for those that can share files."""
+    sockets: str
+    """The directory of its ipc sockets."""
+    note: str
+    """Something that its user should know, or empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A node is alive."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """A node's process has ended; told by whoever hosts it."""
+
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    """A process that the node had started has ended, and nobody had asked for that."""
+
+    node: NodeId
+    run: str
+    who: str
+    code: int
+    said: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateRead:
+    """The answer to `ReadState`: keys and values as the store has them."""
+
+    node: NodeId
+    run: str
+    who: Peer
+    ask: int
+    items: tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """Nothing of the run is left on the node."""
+
+    node: NodeId
+    run: str
+
+
+# Between the hosts of sources and sinks, and the driver -------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EndsHostUp:
+    """A process that can start sources and sinks of a run is up."""
+
+    run: str
+    number: int
+    endpoint: Endpoint
+    home: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartEnds:
+    """Start these sources and sinks: (kind, name, what it is told) each."""
+
+    ends: tuple[tuple[str, str, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Let a source send nothing more of its own after the epoch that is ended next."""

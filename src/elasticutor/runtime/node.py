@@ -1,0 +1,345 @@
+"""A node's process: it starts and ends processes, and keeps the executors' stores.
+
+It has every executor's state of this node in its care (`core.keeper.Keeper`), sends shards to other
+nodes and takes them in, and tells the driver of processes that ended without being asked to. It
+never looks into state: to it, keys and values are bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
+from elasticutor.core.ids import MoveId, Peer, TaskId
+from elasticutor.core.keeper import CopyOn, Keeper, ReadShard, SendSlice, WriteIncrement
+from elasticutor.errors import ElasticutorError, StaleAttemptError
+from elasticutor.runtime import messages as say
+from elasticutor.runtime.channels import Endpoint
+from elasticutor.runtime.failures import described, reporting
+from elasticutor.runtime.mailroom import DRIVER, Mailroom
+from elasticutor.runtime.specs import NodeSpec, TaskSpec
+from elasticutor.runtime.zygote import Ended, Fork, ZygoteClient
+from elasticutor.state.levels import Levels
+from elasticutor.state.lmdb_backend import LmdbBackend
+
+_TICK_S = 0.5
+_CLOSE_S = 5.0
+"""How long a task may take to close its operator before it is killed."""
+_WORD_S = 2.0
+"""How long the word that a task was to end may come after its end.
+
+Its main process sends that word to the node and to the task, and the task may well be the faster.
+"""
+
+
+def run_node(payload: bytes, zygote: ZygoteClient) -> None:
+    """Be the node that the payload describes, until told to end."""
+    spec: NodeSpec = pickle.loads(payload)  # noqa: S301 - it came from the host, which Spark started
+    mail = Mailroom.at(spec.site, "node")
+    with reporting(mail, "", f"node {spec.node}"):
+        NodeProcess(spec, mail, zygote).run()
+
+
+@dataclass(slots=True)
+class _Store:
+    """One executor's state on this node."""
+
+    reply: Endpoint
+    path: Path
+    backend: LmdbBackend
+    keeper: Keeper
+    said_bytes: int = -1
+
+
+@dataclass(slots=True)
+class _Process:
+    run: str
+    who: str
+    task: TaskId | None
+    ends: bool = False
+    """Whether it was told to end."""
+    cpu: int | None = None
+
+
+@dataclass(slots=True)
+class _Ending:
+    """A run that is being ended."""
+
+    kill_at: float
+    killed: bool = False
+    waiting: set[str] = field(default_factory=set)
+
+
+class NodeProcess:
+    """The life of one node."""
+
+    def __init__(self, spec: NodeSpec, mail: Mailroom, zygote: ZygoteClient) -> None:
+        self._spec = spec
+        self._mail = mail
+        self._zygote = zygote
+        self._stores: dict[tuple[str, Peer], _Store] = {}
+        self._processes: dict[str, _Process] = {}
+        self._closing: dict[str, float] = {}  # names of tasks, and when to kill them
+        self._left: dict[str, tuple[float, say.ProcessEnded]] = {}  # of whose end no word has come
+        self._ending: dict[str, _Ending] = {}
+        self._copies: deque[tuple[tuple[str, Peer], MoveId]] = deque()
+        self._free_cpus = list(spec.cpus)
+        self._heard_at = time.monotonic()
+        self._over = False
+        mail.watch(zygote.fileno())
+
+    def run(self) -> None:
+        """Serve until the cluster ends, or the driver has been silent for too long."""
+        spec = self._spec
+        self._mail.send(
+            DRIVER,
+            say.NodeUp(
+                spec.node,
+                spec.cores,
+                self._mail.endpoint,
+                os.getpid(),
+                spec.site.host,
+                spec.home,
+                spec.site.sockets,
+                spec.note,
+            ),
+        )
+        tick_at = time.monotonic() + _TICK_S
+        while not self._over:
+            self._mail.wait(0 if self._copies else max(0.0, tick_at - time.monotonic()))
+            for message in self._mail.receive():
+                self._take(message)
+            for notice in self._zygote.receive():
+                if isinstance(notice, Ended):
+                    self._on_ended(notice)
+            if self._copies:
+                self._copy_on(*self._copies.popleft())
+            if time.monotonic() >= tick_at:
+                tick_at = time.monotonic() + _TICK_S
+                self._tick()
+
+    def _take(self, message: Any) -> None:
+        handler = _HANDLERS.get(type(message))
+        if handler is None:
+            self._mail.drop(f"{type(message).__name__} is not for a node")
+        else:
+            handler(self, message)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now - self._heard_at > self._spec.silence_s:
+            raise ElasticutorError(
+                f"driver of node {self._spec.node!r}",
+                f"be heard of within {self._spec.silence_s:g} s",
+                "silence",
+            )
+        for name, kill_at in list(self._closing.items()):
+            if now >= kill_at:
+                del self._closing[name]
+                self._zygote.kill(name)
+        for name, (until, ended) in list(self._left.items()):
+            if now >= until:
+                del self._left[name]
+                self._mail.send(DRIVER, ended)
+        for ending in self._ending.values():
+            if now >= ending.kill_at and not ending.killed:
+                ending.killed = True
+                for name in ending.waiting:
+                    self._zygote.kill(name)
+        for store in self._stores.values():
+            used = store.backend.used_bytes()
+            if used != store.said_bytes:
+                store.said_bytes = used
+                self._answer(store.reply, ev.StateMeasured(self._spec.node, used))
+
+    def _answer(self, reply: Endpoint, message: Any) -> None:
+        self._mail.know(reply.ipc or reply.tcp, reply)
+        self._mail.send(reply.ipc or reply.tcp, message)
+
+    # The driver
+
+    def _on_beat(self, message: say.Beat) -> None:
+        self._heard_at = time.monotonic()
+        self._mail.send(DRIVER, say.Alive(self._spec.node))
+
+    def _on_peers(self, message: say.Peers) -> None:
+        self._mail.know_all(message.book)
+
+    def _on_end_node(self, message: say.EndNode) -> None:
+        self._over = True
+
+    def _start_executor(self, order: say.StartExecutor) -> None:
+        name = f"{order.run}/{order.who}"
+        self._processes[name] = _Process(order.run, order.who, None)
+        target = "elasticutor.runtime.executor:run_executor"
+        self._zygote.fork(Fork(name, target, order.payload, log=self._log(order.run, order.who)))
+
+    def _end_run(self, order: say.EndRun) -> None:
+        ending = _Ending(time.monotonic() + order.grace_s)
+        for name, process in self._processes.items():
+            if process.run == order.run:
+                process.ends = True
+                ending.waiting.add(name)
+        self._left = {name: left for name, left in self._left.items() if left[1].run != order.run}
+        self._ending[order.run] = ending
+        self._close_ended_runs()
+
+    def _close_ended_runs(self) -> None:
+        for run in [run for run, ending in self._ending.items() if not ending.waiting]:
+            del self._ending[run]
+            for key in [key for key in self._stores if key[0] == run]:
+                store = self._stores.pop(key)
+                store.backend.close()
+                self._mail.forget(store.reply.ipc or store.reply.tcp)
+            shutil.rmtree(Path(self._spec.state) / run, ignore_errors=True)
+            self._mail.send(DRIVER, say.RunEnded(self._spec.node, run))
+
+    def _on_ended(self, notice: Ended) -> None:
+        process = self._processes.pop(notice.name, None)
+        self._closing.pop(notice.name, None)
+        if process is None:
+            return
+        if process.cpu is not None:
+            self._free_cpus.append(process.cpu)
+        for store in self._stores.values():
+            store.backend.check_readers()
+        for ending in self._ending.values():
+            ending.waiting.discard(notice.name)
+        if not process.ends:
+            ended = say.ProcessEnded(
+                self._spec.node, process.run, process.who, notice.code, notice.said
+            )
+            if process.task is not None and notice.code == 0:
+                self._left[notice.name] = time.monotonic() + _WORD_S, ended
+            else:
+                self._mail.send(DRIVER, ended)
+        self._close_ended_runs()
+
+    def _log(self, run: str, who: str) -> str:
+        return str(Path(self._spec.logs) / f"{run}-{who}.log")
+
+    def _read_state(self, order: say.ReadState) -> None:
+        store = self._stores.get((order.run, order.who))
+        items = tuple(store.keeper.store.contents().items()) if store else ()
+        answer = say.StateRead(self._spec.node, order.run, order.who, order.ask, items)
+        self._mail.send(DRIVER, answer)
+
+    # The executors
+
+    def _to_node(self, message: say.ToNode) -> None:
+        if message.run in self._ending:
+            return
+        order, key = message.order, (message.run, message.who)
+        try:
+            match order:
+                case do.OpenStore():
+                    self._open_store(key, message.reply, order)
+                case do.StartTask(_, task):
+                    self._start_task(key, task, message.payload)
+                case do.EndTask(_, task):
+                    self._end_task(key, task)
+                case _:
+                    self._carry_out(key, self._stores[key].keeper.handle(order))
+        except StaleAttemptError:
+            return
+        except Exception as error:
+            self._fail(key, error)
+
+    def _fail(self, key: tuple[str, Peer], error: Exception) -> None:
+        run, who = key
+        blob, text = described(error)
+        self._mail.send(DRIVER, say.Failed(run, f"{who} on node {self._spec.node}", blob, text))
+
+    def _open_store(self, key: tuple[str, Peer], reply: Endpoint, order: do.OpenStore) -> None:
+        run, who = key
+        path = Path(self._spec.state) / run / who
+        path.mkdir(parents=True, mode=0o700)
+        backend = LmdbBackend.create(str(path), map_size=self._spec.map_bytes)
+        levels = Levels.create(backend, attempt=order.attempt, committed=order.committed)
+        self._stores[key] = _Store(reply, path, backend, Keeper(self._spec.node, levels))
+
+    def _start_task(self, key: tuple[str, Peer], task: TaskId, payload: bytes) -> None:
+        run, who = key
+        spec: TaskSpec = pickle.loads(payload)  # noqa: S301 - from our own executor, authenticated
+        mine = self._spec.site
+        site = replace(spec.site, node=self._spec.node, sockets=mine.sockets, host=mine.host)
+        spec = replace(spec, site=site, store=str(self._stores[key].path))
+        name = f"{run}/{who}/{task}"
+        cpu = self._free_cpus.pop(0) if self._free_cpus else None
+        self._processes[name] = _Process(run, f"{who}, task {task}", task, cpu=cpu)
+        self._zygote.fork(
+            Fork(
+                name,
+                "elasticutor.runtime.task:run_task",
+                pickle.dumps(spec, pickle.HIGHEST_PROTOCOL),
+                cpus=() if cpu is None else (cpu,),
+                log=self._log(run, f"{who}-{task}"),
+            )
+        )
+
+    def _end_task(self, key: tuple[str, Peer], task: TaskId) -> None:
+        name = f"{key[0]}/{key[1]}/{task}"
+        self._left.pop(name, None)
+        if name in self._processes:
+            self._processes[name].ends = True
+            self._closing[name] = time.monotonic() + _CLOSE_S
+
+    def _on_slice(self, message: say.Slice) -> None:
+        key = (message.run, message.who)
+        store = self._stores.get(key)
+        if store is None or message.run in self._ending:
+            return
+        try:
+            self._carry_out(key, store.keeper.receive(message.piece))
+        except StaleAttemptError:
+            return  # of a move that was given up
+        except Exception as error:
+            self._fail(key, error)
+
+    def _copy_on(self, key: tuple[str, Peer], move: MoveId) -> None:
+        store = self._stores.get(key)
+        if store is not None:
+            try:
+                self._carry_out(key, store.keeper.copy_on(move))
+            except Exception as error:
+                self._fail(key, error)
+
+    def _carry_out(self, key: tuple[str, Peer], errands: list[Any]) -> None:
+        store = self._stores[key]
+        for errand in errands:
+            match errand:
+                case SendSlice(node=node):
+                    piece = say.Slice(*key, store.reply, errand)
+                    self._mail.send(f"node {node}", piece)
+                case CopyOn(move):
+                    self._copies.append((key, move))
+                case WriteIncrement():
+                    # Without a checkpoint nothing outlives the run, so there is nothing to write.
+                    self._carry_out(key, store.keeper.written(errand))
+                case ReadShard():
+                    raise ElasticutorError(
+                        f"shard {errand.shard} of {key[1]}", "be in a checkpoint", "none is kept"
+                    )
+                case _:
+                    self._answer(store.reply, errand)
+
+
+_HANDLERS: dict[type, Callable[[NodeProcess, Any], None]] = {
+    say.Beat: NodeProcess._on_beat,
+    say.Peers: NodeProcess._on_peers,
+    say.EndNode: NodeProcess._on_end_node,
+    say.StartExecutor: NodeProcess._start_executor,
+    say.EndRun: NodeProcess._end_run,
+    say.ReadState: NodeProcess._read_state,
+    say.ToNode: NodeProcess._to_node,
+    say.Slice: NodeProcess._on_slice,
+}

@@ -1,0 +1,83 @@
+"""The static tier (paper 2): which executor every tuple of a stream goes to, for ever.
+
+Sources do this for what they read, tasks for what their operator puts out. The key's hash is
+computed here, once, and travels with the tuples: the receiving executor takes the shard from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from elasticutor.core.ids import Peer
+from elasticutor.core.keys import executors_of, key_hashes
+from elasticutor.runtime.packets import Births, Packet, split_births
+from elasticutor.runtime.specs import Route
+from elasticutor.runtime.wire import Outgoing
+
+
+class Router:
+    """Cuts batches of one stream into packets for everybody who takes them.
+
+    Example:
+        >>> from elasticutor.runtime.packets import born
+        >>> route = Route("counts", ("user",), (Peer("counts.0"), Peer("counts.1")))
+        >>> batch = pa.record_batch({"user": pa.array([1, 2, 3, 4])})
+        >>> for output in Router([route]).split(batch, born(0.0, 4)):
+        ...     output.destination, output.packet.open(batch.schema)["user"].to_pylist()
+        ('counts.0', [1])
+        ('counts.1', [2, 3, 4])
+    """
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._routes = tuple(routes)
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """Everybody who may be sent something."""
+        return tuple(peer for route in self._routes for peer in route.peers)
+
+    def split(self, batch: pa.RecordBatch, births: Births) -> list[Outgoing]:
+        """Packets for everybody concerned, each with its tuples in their order."""
+        if not batch.num_rows:
+            return []
+        return [output for route in self._routes for output in _split(route, batch, births)]
+
+
+def _split(route: Route, batch: pa.RecordBatch, births: Births) -> Iterator[Outgoing]:
+    if not route.key:
+        yield _outgoing(route.peers[0], Packet.of(batch, births))
+        return
+    hashes = key_hashes(*(batch.column(name) for name in route.key))
+    if len(route.peers) == 1:
+        yield _outgoing(route.peers[0], Packet.of(batch, births, hashes))
+        return
+    owners = executors_of(hashes, len(route.peers))
+    runs = None if len(births) == 1 else np.repeat(np.arange(len(births)), births[:, 1])
+    for number, rows in _groups(owners, len(route.peers)):
+        taken = batch.take(pa.array(rows))
+        if runs is None:
+            theirs = np.array([[births[0, 0], len(rows)]], np.int64)
+        else:
+            theirs = split_births(births, runs[rows])
+        yield _outgoing(route.peers[number], Packet.of(taken, theirs, hashes[rows]))
+
+
+def _groups(
+    owners: npt.NDArray[np.int32], count: int
+) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """For each owner that has any: its number and its rows, in order."""
+    order = np.argsort(owners, kind="stable")
+    ends = np.cumsum(np.bincount(owners, minlength=count))
+    start = 0
+    for number, end in enumerate(ends.tolist()):
+        if end > start:
+            yield number, order[start:end]
+        start = end
+
+
+def _outgoing(peer: Peer, packet: Packet) -> Outgoing:
+    return Outgoing(peer, packet.size, packet)

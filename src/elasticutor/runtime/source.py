@@ -1,0 +1,236 @@
+"""A source task's process: it reads what is due and sends it on, as far as credits go."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
+from elasticutor.core.coordinator import EndEpoch, ParticipantPrepared, StartSource
+from elasticutor.core.flow import Outputs
+from elasticutor.core.ids import Attempt, Epoch, Peer
+from elasticutor.errors import ProtocolError
+from elasticutor.runtime import messages as say
+from elasticutor.runtime.failures import reporting
+from elasticutor.runtime.mailroom import DRIVER, Mailroom
+from elasticutor.runtime.packets import born
+from elasticutor.runtime.routes import Router
+from elasticutor.runtime.specs import SourceSpec
+from elasticutor.runtime.wire import Credit, Tuples
+from elasticutor.sources import Offer, Reader, Source
+
+_IDLE_S = 1.0
+_MOST_ROWS = 8192
+_BATCH_BYTES = 1024 * 1024
+"""What one batch should have at most: small enough to be divided, large enough to be cheap."""
+
+
+def run_source(payload: bytes) -> None:
+    """Be the source task that the payload describes, until told to finish."""
+    spec: SourceSpec = pickle.loads(payload)  # noqa: S301 - it came from the driver, authenticated
+    mail = Mailroom.at(spec.site, spec.who)
+    with reporting(mail, spec.site.run, spec.who):
+        SourceProcess(spec, mail).run()
+
+
+class SourceProcess:
+    """One task of a source."""
+
+    def __init__(self, spec: SourceSpec, mail: Mailroom) -> None:
+        self._spec = spec
+        self._mail = mail
+        self._source: Source = cloudpickle.loads(spec.blob)
+        self._reader: Reader | None = None
+        self._router = Router(spec.routes)
+        self._outputs = Outputs([], first=0, limit=0, returned=False)
+        self._attempt = Attempt(0)
+        self._draining = False
+        self._silent = False  # the last marker is sent
+        self._told_exhausted = False
+        self._finished = False
+        self._row_bytes = 128.0
+        self._meter = _Meter(time.monotonic())
+
+    def run(self) -> None:
+        """Register, then send whatever is due until told to finish."""
+        spec = self._spec
+        where = say.Registered(spec.site.run, spec.who, self._mail.endpoint, os.getpid())
+        self._mail.send(DRIVER, where)
+        measure_at = time.monotonic() + spec.tempo.measure_s
+        wait_s = 0.0
+        try:
+            while not self._finished:
+                left_s = measure_at - time.monotonic()
+                self._mail.wait(max(0.0, min(wait_s, left_s)))
+                for message in self._mail.receive():
+                    self._take(message)
+                wait_s = self._read_and_send()
+                if time.monotonic() >= measure_at:
+                    measure_at = time.monotonic() + spec.tempo.measure_s
+                    self._measure()
+        finally:
+            if self._reader is not None:
+                self._reader.close()
+
+    def _read_and_send(self) -> float:
+        """Send what is due; returns how long there is nothing to do."""
+        reader = self._reader
+        blocked = self._outputs.blocked(self._spec.who)
+        self._meter.blocked(blocked, time.monotonic())
+        if reader is None or self._silent or blocked:
+            return _IDLE_S
+        if reader.exhausted:
+            self._tell_exhausted()
+            return _IDLE_S
+        now = time.time()
+        rows = int(min(_MOST_ROWS, max(1, _BATCH_BYTES / self._row_bytes)))
+        offer = reader.poll(now, rows)
+        if offer is None or not offer.batch.num_rows:
+            return min(_IDLE_S, max(0.0, 0.0 if _ended(reader) else reader.wait_s(time.time())))
+        self._send(offer)
+        return 0.0
+
+    def _send(self, offer: Offer) -> None:
+        batch = offer.batch
+        self._meter.sent(batch.num_rows, time.time() - offer.born)
+        size = 0
+        for output in self._router.split(batch, born(offer.born, batch.num_rows)):
+            size += output.size
+            self._outputs.add(
+                ev.Output(output.destination, output.packet, output.size, output.packet.rows)
+            )
+            self._flush(output.destination)
+        self._row_bytes = size / batch.num_rows
+
+    def _flush(self, peer: Peer) -> None:
+        for order in self._outputs.send(peer, self._attempt):
+            if isinstance(order, do.Emit):
+                tuples = Tuples(self._spec.who, order.attempt, order.size, order.batch)
+                self._mail.send(peer, tuples)
+            else:
+                self._mail.send(peer, say.Marker(self._spec.who, order.attempt, order.epoch))
+
+    def _tell_exhausted(self) -> None:
+        if not self._told_exhausted:
+            self._told_exhausted = True
+            self._mail.send(DRIVER, say.Exhausted(self._spec.site.run, self._spec.who))
+
+    def _measure(self) -> None:
+        spec = self._spec
+        seconds, rows, share, behind = self._meter.take(time.monotonic())
+        measured = say.SourceMeasured(spec.site.run, spec.who, seconds, rows, share, behind)
+        self._mail.send(DRIVER, measured)
+        if self._attempt:
+            # Every operator gets all rows; its executors share them, and so does the estimate.
+            for route in spec.routes:
+                if route.key:
+                    offered = rows // len(route.peers)
+                    for peer in route.peers:
+                        event = ev.OfferMeasured(spec.who, self._attempt, offered, share)
+                        self._mail.send(peer, event)
+
+    # What arrives
+
+    def _take(self, message: Any) -> None:
+        handler = _HANDLERS.get(type(message))
+        try:
+            if handler is None:
+                self._mail.drop(f"{type(message).__name__} is not for a source")
+            else:
+                handler(self, message)
+        except ProtocolError as error:
+            self._mail.drop(str(error))
+
+    def _on_start(self, order: StartSource) -> None:
+        spec = self._spec
+        if self._reader is not None:
+            self._reader.close()
+        self._attempt = order.attempt
+        self._outputs = Outputs(
+            self._router.peers, first=spec.credit_bytes, limit=spec.credit_bytes, returned=False
+        )
+        schema = spec.schema.serialize().to_pybytes()
+        for peer in self._router.peers:
+            self._mail.send(peer, say.Hello(spec.who, schema))
+        self._reader = self._source.open(spec.task, spec.tasks, order.offset)
+        self._told_exhausted = False
+        self._silent = False
+
+    def _on_end_epoch(self, order: EndEpoch) -> None:
+        assert self._reader is not None  # an epoch ends only after the start
+        self._end_epoch(order.epoch)
+        self._silent = self._draining
+        offset = self._reader.offset
+        prepared = ParticipantPrepared(self._spec.who, order.attempt, order.epoch, offset)
+        self._mail.send(DRIVER, say.Said(self._spec.site.run, self._spec.who, prepared))
+
+    def _end_epoch(self, epoch: Epoch) -> None:
+        self._outputs.end_epoch(epoch)
+        for peer in self._outputs.destinations:
+            self._flush(peer)
+
+    def _on_credit(self, message: Credit) -> None:
+        if message.attempt == self._attempt:
+            self._outputs.require(message.sender)
+            self._outputs.require_rising(message.sender, message.total)
+            self._outputs.credit(message.sender, message.total)
+            self._flush(message.sender)
+
+    def _on_peers(self, message: say.Peers) -> None:
+        self._mail.know_all(message.book)
+
+    def _on_drain(self, message: say.Drain) -> None:
+        self._draining = True
+
+    def _on_finish(self, message: say.Finish) -> None:
+        self._finished = True
+
+
+def _ended(reader: Reader) -> bool:
+    """Whether polling has brought the reader to its end."""
+    return reader.exhausted
+
+
+class _Meter:
+    """How much was sent, and for how long nothing could be."""
+
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._rows = 0
+        self._blocked_s = 0.0
+        self._blocked_since: float | None = None
+        self._behind_s = 0.0
+
+    def sent(self, rows: int, behind_s: float) -> None:
+        self._rows += rows
+        self._behind_s = max(0.0, behind_s)
+
+    def blocked(self, blocked: bool, now: float) -> None:
+        if self._blocked_since is not None:
+            self._blocked_s += now - self._blocked_since
+        self._blocked_since = now if blocked else None
+
+    def take(self, now: float) -> tuple[float, int, float, float]:
+        """Seconds, rows, the share of time blocked, and how far behind; starts anew."""
+        self.blocked(self._blocked_since is not None, now)
+        seconds = max(now - self._since, 1e-9)
+        share = min(1.0, self._blocked_s / seconds)
+        taken = seconds, self._rows, share, self._behind_s
+        self._since, self._rows, self._blocked_s = now, 0, 0.0
+        return taken
+
+
+_HANDLERS: dict[type, Callable[[SourceProcess, Any], None]] = {
+    StartSource: SourceProcess._on_start,
+    EndEpoch: SourceProcess._on_end_epoch,
+    Credit: SourceProcess._on_credit,
+    say.Peers: SourceProcess._on_peers,
+    say.Drain: SourceProcess._on_drain,
+    say.Finish: SourceProcess._on_finish,
+}

@@ -1,0 +1,135 @@
+"""What a process is told when it is started; pickled, and handed on by the node that starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.ids import NodeId, Peer, TaskId
+from elasticutor.runtime.channels import Endpoint
+from elasticutor.runtime.security import ClusterKeys
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a process is, and how it reaches the driver."""
+
+    run: str
+    node: NodeId
+    sockets: str
+    """The directory of the node's ipc sockets; empty for a process that is on no node."""
+    host: str
+    """The address under which others reach this machine."""
+    keys: ClusterKeys
+    driver: Endpoint
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where the tuples of a stream go: to the executors of one operator by key, or to a sink."""
+
+    name: str
+    key: tuple[str, ...]
+    """Empty for a sink."""
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSpec:
+    """A user's operator, and what goes in and out."""
+
+    name: str
+    blob: bytes
+    key: tuple[str, ...]
+    input: pa.Schema
+    output: pa.Schema
+    routes: tuple[Route, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tempo:
+    """How often things are done, in seconds."""
+
+    balance_s: float = 0.1
+    """Between two looks at the balance of an executor's tasks; 0: never."""
+    measure_s: float = 0.25
+    """Between two measurements sent to the driver."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorSpec:
+    """An elastic executor's main process."""
+
+    site: Site
+    who: Peer
+    number: int
+    config: ExecutorConfig
+    operator: OperatorSpec
+    upstreams: tuple[Peer, ...]
+    cores: Mapping[NodeId, int]
+    nodes: Mapping[NodeId, Endpoint]
+    tempo: Tempo
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """A task's process; the node that starts it fills in the site and the store."""
+
+    site: Site
+    who: Peer
+    """Its executor."""
+    number: int
+    task: TaskId
+    operator: OperatorSpec
+    main: Endpoint
+    store: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpec:
+    """A source task."""
+
+    site: Site
+    who: Peer
+    blob: bytes
+    schema: pa.Schema
+    task: int
+    tasks: int
+    routes: tuple[Route, ...]
+    credit_bytes: int
+    tempo: Tempo
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSpec:
+    """A sink."""
+
+    site: Site
+    who: Peer
+    blob: bytes
+    schema: pa.Schema
+    upstreams: tuple[Peer, ...]
+    credit_bytes: int
+    tempo: Tempo
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """A node's process."""
+
+    node: NodeId
+    cores: int
+    cpus: tuple[int, ...]
+    """To pin tasks to; empty: not pinned."""
+    site: Site
+    home: str
+    state: str
+    """The directory of its stores."""
+    logs: str
+    map_bytes: int
+    note: str
+    silence_s: float
+    """How long the driver may be silent before the node ends by itself."""

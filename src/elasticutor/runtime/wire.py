@@ -1,0 +1,295 @@
+"""What processes tell each other, and how it becomes frames.
+
+The messages of the data path (tuples, credits, chunks, results) have binary headers and carry
+Arrow; a label or a marker travels behind them on the same socket. Everything else is rare, and is
+one of the dataclasses of `elasticutor.core` or `elasticutor.runtime.messages`, in a dialect of
+pickle that can say nothing else (`elasticutor.runtime.control`).
+
+Only what comes from an authenticated peer gets as far as here. Even so, a message that does not
+decode is refused with `WireError`, whatever its bytes, at no more than its own size in memory: the
+receiver counts it, logs it and goes on (`Mailroom`). Whether the Arrow in it can be read is another
+matter, looked into when it is (`elasticutor.runtime.packets.open_batch`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from elasticutor.core.ids import Attempt, ChunkId, Epoch, Peer, TaskId
+from elasticutor.errors import BadValueError
+from elasticutor.runtime import control
+from elasticutor.runtime.packets import NO_HASHES, Births, Buffer, Packet
+
+Frames = list[Buffer]
+
+MAGIC: Final = 0xE1
+VERSION: Final = 1
+MOST_OUTPUTS: Final = 65_536
+MOST_ROWS: Final = 2**31 - 1
+"""Of a packet; so that no sum of theirs overflows."""
+_LONGEST_REASON: Final = 300  # a message may be long, and what is wrong with it goes to a log
+_HEAD = struct.Struct("<BBB")
+_CREDIT = struct.Struct("<qq")
+_TUPLES = struct.Struct("<qqq")
+_CHUNK = struct.Struct("<qqqq")
+_RESULT = struct.Struct("<qqqdq")
+_OUTPUT = struct.Struct("<qq")
+
+
+class WireError(BadValueError):
+    """Frames that are no message."""
+
+
+class Kind(IntEnum):
+    """The third byte of every message."""
+
+    CONTROL = 0
+    TUPLES = 1
+    CREDIT = 2
+    CHUNK = 3
+    RESULT = 4
+
+
+@dataclass(slots=True, eq=False)
+class Tuples:
+    """Tuples from an upstream to an executor or a sink."""
+
+    sender: Peer
+    attempt: Attempt
+    size: int
+    packet: Packet
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """What the sender of this lets the other side send, in bytes from the attempt's start."""
+
+    sender: Peer
+    attempt: Attempt
+    total: int
+
+
+@dataclass(slots=True, eq=False)
+class Chunk:
+    """Tuples handed to a task."""
+
+    attempt: Attempt
+    epoch: Epoch
+    chunk: ChunkId
+    rows: int
+    births: Births
+    shards: npt.NDArray[np.int32]
+    data: Buffer
+
+
+@dataclass(slots=True, eq=False)
+class Outgoing:
+    """Outputs of a chunk for one destination."""
+
+    destination: Peer
+    size: int
+    packet: Packet
+
+
+@dataclass(slots=True, eq=False)
+class Result:
+    """What came of a chunk."""
+
+    task: TaskId
+    attempt: Attempt
+    chunk: ChunkId
+    useful_s: float
+    row_seconds: npt.NDArray[np.float64] | None
+    outputs: Sequence[Outgoing]
+
+
+def encode(message: Any) -> Frames:
+    """The frames of a message.
+
+    Arrays may be slices of others, or have another type of integer: they are copied then, and only
+    then.
+
+    Raises:
+        WireError: It is no message, or holds something that may not travel.
+
+    Example:
+        >>> decode(encode(Credit(Peer("counts.0"), Attempt(1), 4096)))
+        Credit(sender='counts.0', attempt=1, total=4096)
+    """
+    encoder = _ENCODERS.get(type(message))
+    if encoder is not None:
+        return encoder(message)
+    try:
+        return [_head(Kind.CONTROL), control.dumps(message)]
+    except BadValueError as error:
+        raise WireError(error.who, error.must, error.got, error.hint) from error
+
+
+def decode(frames: Sequence[Buffer]) -> Any:
+    """The message of some frames.
+
+    Raises:
+        WireError: They are none.
+    """
+    try:
+        views = [memoryview(frame) for frame in frames]
+        magic, version, kind = _HEAD.unpack_from(views[0])
+        if (magic, version) != (MAGIC, VERSION):
+            raise WireError("message", f"begin with {MAGIC:#x} {VERSION}", f"{magic:#x} {version}")
+        return _DECODERS[Kind(kind)](views)
+    except WireError:
+        raise
+    except Exception as error:  # whatever the bytes lead to: it was no message
+        what = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
+        raise WireError("message", "be one of ours", what) from error
+
+
+def _head(kind: Kind) -> bytes:
+    return _HEAD.pack(MAGIC, VERSION, kind)
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise WireError("message", "fit together", what)
+
+
+# Packets ------------------------------------------------------------------------------------------
+
+
+def _packet_frames(packet: Packet) -> Frames:
+    hashes = np.ascontiguousarray(packet.hashes, np.uint64)
+    return [np.ascontiguousarray(packet.births, np.int64), hashes, packet.data]
+
+
+def _packet(views: Sequence[memoryview], rows: int) -> Packet:
+    births_view, hashes_view, data = views
+    hashes = np.frombuffer(hashes_view, np.uint64) if hashes_view.nbytes else NO_HASHES
+    _require(len(hashes) in (0, rows), f"{rows} rows, {len(hashes)} hashes")
+    return Packet(data, rows, _births(births_view, rows), hashes)
+
+
+def _births(view: memoryview, rows: int) -> Births:
+    births = np.frombuffer(view, np.int64) if view.nbytes else np.empty(0, np.int64)
+    births = births.reshape(-1, 2)
+    counts = births[:, 1]
+    _require(0 <= rows <= MOST_ROWS, f"{rows} rows")
+    fit = not len(counts) or (counts.min() >= 0 and counts.max() <= rows)
+    _require(bool(fit) and int(counts.sum()) == rows, f"{rows} rows, other births")
+    return births
+
+
+def _tail(head: memoryview, start: int) -> Peer:
+    return Peer(bytes(head[start:]).decode())
+
+
+# Tuples and credits -------------------------------------------------------------------------------
+
+
+def _encode_tuples(message: Tuples) -> Frames:
+    packet = message.packet
+    head = _head(Kind.TUPLES) + _TUPLES.pack(message.attempt, packet.rows, message.size)
+    return [head + message.sender.encode(), *_packet_frames(packet)]
+
+
+def _decode_tuples(views: Sequence[memoryview]) -> Tuples:
+    head, *packet = views
+    attempt, rows, size = _TUPLES.unpack_from(head, _HEAD.size)
+    _require(size >= 0 and len(packet) == 3, "tuples without a packet")
+    sender = _tail(head, _HEAD.size + _TUPLES.size)
+    return Tuples(sender, Attempt(attempt), size, _packet(packet, rows))
+
+
+def _encode_credit(message: Credit) -> Frames:
+    head = _head(Kind.CREDIT) + _CREDIT.pack(message.attempt, message.total)
+    return [head + message.sender.encode()]
+
+
+def _decode_credit(views: Sequence[memoryview]) -> Credit:
+    (head,) = views
+    attempt, total = _CREDIT.unpack_from(head, _HEAD.size)
+    return Credit(_tail(head, _HEAD.size + _CREDIT.size), Attempt(attempt), total)
+
+
+# Chunks and results -------------------------------------------------------------------------------
+
+
+def _encode_chunk(message: Chunk) -> Frames:
+    head = _CHUNK.pack(message.attempt, message.epoch, message.chunk, message.rows)
+    births = np.ascontiguousarray(message.births, np.int64)
+    shards = np.ascontiguousarray(message.shards, np.int32)
+    return [_head(Kind.CHUNK) + head, births, shards, message.data]
+
+
+def _decode_chunk(views: Sequence[memoryview]) -> Chunk:
+    head, births_view, shards_view, data = views
+    attempt, epoch, chunk, rows = _CHUNK.unpack(head[_HEAD.size :])
+    shards = np.frombuffer(shards_view, np.int32)
+    _require(len(shards) == rows > 0, f"{rows} rows, {len(shards)} shards")
+    births = _births(births_view, rows)
+    return Chunk(Attempt(attempt), Epoch(epoch), ChunkId(chunk), rows, births, shards, data)
+
+
+def _encode_result(message: Result) -> Frames:
+    head = _RESULT.pack(
+        message.task, message.attempt, message.chunk, message.useful_s, len(message.outputs)
+    )
+    frames: Frames = [_head(Kind.RESULT) + head, b""]
+    if message.row_seconds is not None:
+        frames[1] = np.ascontiguousarray(message.row_seconds, np.float64)
+    for output in message.outputs:
+        numbers = _OUTPUT.pack(output.packet.rows, output.size)
+        frames.append(numbers + output.destination.encode())
+        frames += _packet_frames(output.packet)
+    return frames
+
+
+def _decode_result(views: Sequence[memoryview]) -> Result:
+    head, seconds, *rest = views
+    task, attempt, chunk, useful_s, outputs = _RESULT.unpack(head[_HEAD.size :])
+    _require(0 <= outputs <= MOST_OUTPUTS and len(rest) == 4 * outputs, f"{outputs} outputs")
+    return Result(
+        TaskId(task),
+        Attempt(attempt),
+        ChunkId(chunk),
+        useful_s,
+        np.frombuffer(seconds, np.float64) if seconds.nbytes else None,
+        [_output(rest[4 * number : 4 * number + 4]) for number in range(outputs)],
+    )
+
+
+def _output(views: Sequence[memoryview]) -> Outgoing:
+    head, *packet = views
+    rows, size = _OUTPUT.unpack_from(head)
+    _require(size >= 0, "an output of negative size")
+    return Outgoing(_tail(head, _OUTPUT.size), size, _packet(packet, rows))
+
+
+# Everything else ----------------------------------------------------------------------------------
+
+
+def _decode_control(views: Sequence[memoryview]) -> Any:
+    head, body = views
+    _require(len(head) == _HEAD.size, "a control message with a longer header")
+    return control.loads(body)
+
+
+_ENCODERS: dict[type, Callable[[Any], Frames]] = {
+    Tuples: _encode_tuples,
+    Credit: _encode_credit,
+    Chunk: _encode_chunk,
+    Result: _encode_result,
+}
+_DECODERS: dict[Kind, Callable[[Sequence[memoryview]], Any]] = {
+    Kind.CONTROL: _decode_control,
+    Kind.TUPLES: _decode_tuples,
+    Kind.CREDIT: _decode_credit,
+    Kind.CHUNK: _decode_chunk,
+    Kind.RESULT: _decode_result,
+}

@@ -1,0 +1,200 @@
+"""`Cluster`: nodes as long-running Spark tasks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.ids import NodeId
+from elasticutor.errors import BadValueError
+from elasticutor.runtime.cluster import START_TIMEOUT_S, BaseCluster
+from elasticutor.runtime.hosts import GIB, NodesWanted
+from elasticutor.runtime.hub import ClusterError
+from elasticutor.runtime.run import Run
+from elasticutor.runtime.supervisor import RunError, Supervisor
+from elasticutor.spark.jobs import EndsTask, LongJob, NodesTask
+from elasticutor.spark.session import Offer, offer_of, require_session
+from elasticutor.topology import Topology
+
+log = logging.getLogger(__name__)
+
+_END_S = 10.0
+"""How long hosts have to end by themselves before Spark is told to kill them."""
+
+
+class Cluster(BaseCluster):
+    """Nodes that Spark hosts, ready to run topologies.
+
+    On a cluster of machines every node is one Spark task on one Spark executor, and reserves its
+    cores there. With a `local[…]` master all nodes are emulated in one Spark task: each with its
+    own directory and sockets, and TCP between them, so that what is remote costs what remote costs.
+
+    Args:
+        spark: The session; not one of Spark Connect.
+        nodes: How many; default: one per Spark executor, and one with a local master.
+        cores: Of each node; default: all that Spark has on an executor but one, which is left for
+            sources and sinks; with a local master, as many as it has slots.
+        pin: Pin tasks to CPUs; default: where the machine has more CPUs than its nodes have cores.
+        state_bytes: The most that one executor's state on one node can take. Only a limit: space
+            is used as it is needed.
+        port: Of the driver; default: any free one.
+        start_timeout_s: How long the nodes may take to start.
+
+    Raises:
+        BadValueError: Numbers that cannot be, too few slots, an old pyspark, or Spark Connect.
+        ClusterError: The nodes do not come up; says why.
+    """
+
+    def __init__(
+        self,
+        spark: Any,
+        *,
+        nodes: int | None = None,
+        cores: int | None = None,
+        pin: bool | None = None,
+        state_bytes: int = 64 * GIB,
+        port: int = 0,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        self._spark = require_session(spark)
+        for name, number in (("nodes", nodes), ("cores", cores)):
+            if number is not None and (type(number) is not int or number < 1):
+                raise BadValueError(name, "be a whole number, at least 1", number)
+        offer = offer_of(self._spark)
+        self._offer = offer
+        count = nodes or (1 if offer.local else offer.executors)
+        own = offer.slots if offer.local else max(1, offer.slots_per_executor - 1)
+        self._wanted = NodesWanted(
+            tuple(f"n{number}" for number in range(count)),
+            cores or own,
+            pin if pin is not None or not (offer.local and count > 1) else False,
+            map_bytes=state_bytes,
+        )
+        _require_slots(offer, count, self._wanted.cores)
+        self._job: LongJob | None = None
+        self._ends: dict[str, LongJob] = {}
+        super().__init__(
+            host=offer.host, port=port, expected=count, start_timeout_s=start_timeout_s
+        )
+
+    def _start_nodes(self) -> None:
+        local = self._offer.local
+        names = ", ".join(self._wanted.names)
+        self._job = LongJob(
+            self._spark.sparkContext,
+            f"elasticutor-{self.id}",
+            f"elasticutor: nodes {names} of {self._wanted.cores} cores each",
+            1 if local else len(self._wanted.names),
+            NodesTask(self._bootstrap, self._wanted, one_each=not local),
+            cpus=1 if local else self._wanted.cores,
+            ended=self._nodes_ended,
+        )
+
+    def _nodes_ended(self, reason: str) -> None:
+        """The job that hosts the nodes is over; unless we have ended it, they are lost."""
+        why = reason or "the Spark job that hosts the nodes has ended"
+
+        def lose() -> None:
+            for node in [NodeId(name) for name in self.nodes]:
+                self._hub.lose_node(node, why)
+
+        if not self._stopped:
+            try:
+                self._hub.call(lose)
+            except ClusterError:
+                log.debug("the driver's thread is gone already")
+
+    def _why_not(self) -> str:
+        if self._job is None or self._job.running:
+            return ""
+        error = self._job.error or "without an error"
+        why = f"the Spark job that hosts them has ended: {error}"
+        if "No module named" in error:
+            python = self._spark.sparkContext.pythonExec
+            why += (
+                f". Install elasticutor and its dependencies for the Python of Spark's executors "
+                f"({python!r}), or set PYSPARK_PYTHON to one that has them"
+            )
+        return why
+
+    def _hosts_for(self, ends: int) -> int:
+        if self._offer.local:
+            return 1
+        taken = len(self._wanted.names) * self._wanted.cores
+        running = sum(1 for job in self._ends.values() if job.running)
+        return max(1, min(ends, self._offer.slots - taken - running))
+
+    def _start_ends(self, supervisor: Supervisor, hosts: int) -> None:
+        run = supervisor.run
+
+        def ended(reason: str) -> None:
+            if reason:
+                error = RunError("Spark job of sources and sinks", "go on", f"has ended: {reason}")
+                try:
+                    self._hub.call(lambda: supervisor.fail(error))
+                except ClusterError:
+                    log.debug("the driver's thread is gone already")
+
+        job = LongJob(
+            self._spark.sparkContext,
+            f"elasticutor-{run}",
+            f"elasticutor: sources and sinks of {supervisor.plan.name}",
+            hosts,
+            EndsTask(self._bootstrap, run),
+            ended=ended,
+        )
+        self._ends[run] = job
+        supervisor.on_ended(lambda: self._finish_ends(job))
+
+    def _finish_ends(self, job: LongJob) -> None:
+        """Sources and sinks end by themselves; should one not, Spark kills them."""
+
+        def finish() -> None:
+            if not job.join(_END_S):
+                job.cancel()
+
+        threading.Thread(target=finish, name=f"end of {job.group}", daemon=True).start()
+
+    def _stop_hosts(self) -> None:
+        for job in [*self._ends.values(), self._job]:
+            if job is not None and not job.join(_END_S):
+                job.cancel()
+                if not job.join(_END_S):
+                    log.warning("Spark has not ended the job group %s", job.group)
+
+
+def submit(
+    topology: Topology,
+    cluster: BaseCluster,
+    *,
+    balance_s: float = 0.1,
+    measure_s: float = 0.25,
+    config: ExecutorConfig | None = None,
+    journal: str | Path | None = None,
+    keep: bool = False,
+) -> Run:
+    """Start a topology on a cluster; see `Cluster.submit`."""
+    return cluster.submit(
+        topology,
+        balance_s=balance_s,
+        measure_s=measure_s,
+        config=config,
+        journal=journal,
+        keep=keep,
+    )
+
+
+def _require_slots(offer: Offer, nodes: int, cores: int) -> None:
+    if offer.local:
+        needed, why = 2, "one for the nodes, one for sources and sinks"
+    else:
+        needed = nodes * cores + 1
+        why = f"{nodes} nodes of {cores} cores, and one for sources and sinks"
+    if offer.slots < needed:
+        hint = "use local[2] or more" if offer.local else "ask for fewer nodes or cores"
+        raise BadValueError(
+            f"Spark ({offer.master})", f"have {needed} slots: {why}", offer.slots, hint
+        )

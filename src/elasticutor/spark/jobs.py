@@ -1,0 +1,138 @@
+"""Long-running Spark jobs: a job group of its own each, in a thread of its own on the driver."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from pyspark import SparkContext, TaskContext
+from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+from elasticutor.core.ids import NodeId
+from elasticutor.runtime.hosts import Bootstrap, NodesWanted, host_ends, host_nodes
+
+log = logging.getLogger(__name__)
+
+_RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): .*$", re.MULTILINE)
+
+
+class LongJob:
+    """A Spark job that lasts: it is seen in Spark's UI, and ends when its tasks do."""
+
+    def __init__(
+        self,
+        context: SparkContext,
+        group: str,
+        description: str,
+        tasks: int,
+        function: Callable[[int], None],
+        *,
+        cpus: int = 1,
+        ended: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._context = context
+        self.group = group
+        self._ended = ended
+        self.error = ""
+        """Why it failed, in words; empty as long as it has not."""
+        self._cancelled = False
+        self._thread = threading.Thread(
+            target=self._run, args=(description, tasks, function, cpus), name=group, daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether any of its tasks may be running."""
+        return self._thread.is_alive()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for its end; says whether it has come."""
+        self._thread.join(timeout_s)
+        return not self.running
+
+    def cancel(self) -> None:
+        """Have Spark kill its tasks; does nothing if there is no Spark any more."""
+        self._cancelled = True
+        try:
+            self._context.cancelJobGroup(self.group)
+        except Exception as error:  # the context is stopped: that has ended the job, too
+            log.debug("cannot cancel %s: %s", self.group, error)
+
+    def _run(
+        self, description: str, tasks: int, function: Callable[[int], None], cpus: int
+    ) -> None:
+        try:
+            self._context.setJobGroup(self.group, description, interruptOnCancel=False)
+            rdd = self._context.parallelize(range(tasks), tasks)
+            if cpus > 1:
+                rdd = rdd.withResources(_profile(cpus))
+            rdd.mapPartitionsWithIndex(_Part(function)).collect()
+        except Exception as error:
+            self.error = "it was cancelled" if self._cancelled else told_by(error)
+        self._ended(self.error)
+
+
+class _Part:
+    """Runs a function in a Spark task, for its effects alone."""
+
+    def __init__(self, function: Callable[[int], None]) -> None:
+        self._function = function
+
+    def __call__(self, index: int, rows: Iterable[Any]) -> Iterator[int]:
+        self._function(index)
+        yield index
+
+
+def _profile(cpus: int) -> Any:
+    return ResourceProfileBuilder().require(TaskResourceRequests().cpus(cpus)).build
+
+
+def told_by(error: Exception) -> str:
+    r"""The part of a Spark exception that its reader wants: what Python raised, or the first line.
+
+    Example:
+        >>> told_by(Exception("Job aborted\n  File x\nModuleNotFoundError: No module named 'y'"))
+        "ModuleNotFoundError: No module named 'y'"
+    """
+    text = str(error)
+    raised = _RAISED.findall(text)
+    for line in reversed(raised):
+        if "PythonException" not in line and "SparkException" not in line:
+            return str(line)
+    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+
+
+class NodesTask:
+    """What a Spark task does that hosts nodes."""
+
+    def __init__(self, bootstrap: Bootstrap, wanted: NodesWanted, *, one_each: bool) -> None:
+        self._bootstrap = bootstrap
+        self._wanted = wanted
+        self._one_each = one_each
+
+    def __call__(self, index: int) -> None:
+        """Host the nodes of one partition until they end."""
+        context = TaskContext.get()
+        attempt = context.attemptNumber() if context else 0
+        # Whoever takes the place of a lost node is another one: nobody may mistake it.
+        again = f"r{attempt}" if attempt else ""
+        names = self._wanted.names[index : index + 1] if self._one_each else self._wanted.names
+        names = tuple(NodeId(f"{name}{again}") for name in names)
+        host_nodes(self._bootstrap, replace(self._wanted, names=names))
+
+
+class EndsTask:
+    """What a Spark task does that hosts sources and sinks."""
+
+    def __init__(self, bootstrap: Bootstrap, run: str) -> None:
+        self._bootstrap = bootstrap
+        self._run = run
+
+    def __call__(self, index: int) -> None:
+        """Host the share of one partition until it ends."""
+        host_ends(self._bootstrap, self._run, index)
