@@ -1,134 +1,157 @@
-"""`elasticutor demo`: a hot key appears and is absorbed, step by step, in the terminal."""
+"""`elasticutor demo`: a hot key that moves, live on a local Spark, in the terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
 from elasticutor import demo as play
-from elasticutor.cli.output import note, out, print_json
-from elasticutor.demo import CORES, HOT_FROM_S, HOT_RATE, LENGTH_S, Moment, Story
+from elasticutor.cli.output import err, note, out, print_json
+from elasticutor.demo import CORES, HOT_S, HOT_SHARE, LENGTH_S, RATE, ROW_S, SHARDS, Story
+from elasticutor.errors import BadValueError
 
 _BAR = 40
+_SPARK = " ▁▂▃▄▅▆▇█"
 
 
 def demo(
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, another hot key.")] = 1,
+    seconds: Annotated[float, typer.Option(min=2, help="Length of each of the two runs.")] = (
+        LENGTH_S
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, other hot keys.")] = 1,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw latency and load into this file (.svg, .png, .pdf).")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Only draw.")] = False,
+        Path | None, typer.Option(help="Where the picture goes (.svg, .png, .pdf).")
+    ] = Path("hot-key.svg"),
+    plain: Annotated[bool, typer.Option("--plain", help="No live view, only the results.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
 ) -> None:
-    """Watch one executor with four cores absorb a hot key, and what happens without balancing.
+    """Watch one executor with four cores absorb a hot key that moves; then the same unbalanced.
 
-    The cores and the wires are simulated, in virtual time; the decisions are the real core's.
+    Runs live on a local Spark, for about a minute. The cores are emulated: their work is slept.
     """
-    with_it, without = play.tell(balanced=True, seed=seed), play.tell(balanced=False, seed=seed)
+    _require_drawing(plot)
+    note("starting Spark …")
+    from elasticutor.spark import Cluster
+    from elasticutor.spark.session import local_session
+
+    spark = local_session("local[2]", "elasticutor demo")
+    try:
+        with Cluster(spark, nodes=1, cores=CORES, pin=False) as cluster:
+            stories = []
+            for balanced in (True, False):
+                with _view(balanced, hidden=plain or as_json) as watch:
+                    story = play.tell(
+                        cluster, balanced=balanced, seed=seed, seconds=seconds, watch=watch
+                    )
+                stories.append(story)
+    finally:
+        spark.stop()
+    with_it, without = stories
     if as_json:
-        print_json({"balanced": _figures(with_it), "static": _figures(without)})
-    elif not quiet:
-        _tell(with_it, without)
+        print_json({"balanced": with_it.as_dict(), "not_balanced": without.as_dict()})
+    else:
+        _compare(with_it, without)
     if plot is not None:
         _draw(plot, with_it, without)
 
 
-def _tell(with_it: Story, without: Story) -> None:
-    before, hit = _at(with_it, HOT_FROM_S), _at(with_it, HOT_FROM_S + 0.1)
-    out.rule("1  steady load")
-    out.print(f"One elastic executor, {CORES} cores, {play.SHARDS} shards, 1 ms of work per tuple.")
-    _show(before)
-    out.rule(f"2  t = {HOT_FROM_S:.1f} s: one key turns hot")
-    out.print(
-        f"{HOT_RATE:.0f} more tuples a second, all of one key, in shard {with_it.hot_shard}: "
-        f"{HOT_RATE * play.ROW_S:.1f} cores' worth."
-    )
-    _show(hit)
-    out.rule("3  its shard and its neighbours part")
-    _show_moves(with_it)
-    out.rule(f"4  t = {LENGTH_S:.1f} s: absorbed")
-    _show(_at(with_it, LENGTH_S))
-    out.rule("5  the same without balancing")
-    _show(_at(without, LENGTH_S))
-    _compare(with_it, without)
+@contextmanager
+def _view(balanced: bool, *, hidden: bool) -> Iterator[Callable[[Story], None]]:
+    name = "balanced" if balanced else "not balanced"
+    if hidden or not err.is_terminal:
+        note(f"running {name} …")
+        yield lambda story: None
+        return
+    with Live(Text("waiting for the first tuples …"), console=err, refresh_per_second=8) as live:
+        yield lambda story: live.update(_picture(story))
 
 
-def _show(moment: Moment) -> None:
+def _picture(story: Story) -> RenderableType:
+    moment = story.moments[-1]
+    hot = int(moment.time_s // HOT_S) + 1
+    lines = [
+        Text(
+            f"t = {moment.time_s:4.1f} s   hot key no. {hot}   "
+            f"{moment.rows_s:6.0f} tuples/s of {RATE:.0f}   moves {len(story.moves)}"
+        ),
+        Text(f"latency  p50 {moment.p50_ms:8.1f} ms   p99 {moment.p99_ms:8.1f} ms"),
+        Text(f"p99      {_sparkline([m.p99_ms for m in story.moments])}", style="cyan"),
+    ]
     for core, load in enumerate(moment.loads):
-        filled = round(min(load, 1.0) * _BAR)
-        colour = "red" if load > 0.95 else "yellow" if load > 0.8 else "green"
-        bar = f"[{colour}]{'█' * filled}[/{colour}]{'·' * (_BAR - filled)}"
-        out.print(f"  core {core} {bar} {load:4.0%}")
-    out.print(f"  latency: p50 {moment.p50_ms:.1f} ms, p99 {moment.p99_ms:.1f} ms")
+        filled = min(_BAR, round(load / 2 * _BAR))
+        colour = "red" if load > 1.0 else "yellow" if load > 0.85 else "green"
+        bar = Text(f"core {core}   ")
+        bar.append("█" * filled, style=colour).append("·" * (_BAR - filled), style="dim")
+        bar.append(f" {load:4.0%}")
+        lines.append(bar)
+    title = "balanced" if story.balanced else "not balanced"
+    return Panel(Group(*lines), title=title, subtitle="a full bar is twice a core", expand=False)
 
 
-def _show_moves(story: Story) -> None:
-    table = Table("t", "shard", "from core", "to core", "paused for")
-    for moment in story.moments:
-        for move in moment.moves:
-            if moment.time_s > HOT_FROM_S:
-                table.add_row(
-                    f"{moment.time_s:.1f} s",
-                    str(move.shard),
-                    str(move.source),
-                    str(move.destination),
-                    f"{(move.sync_s + move.migration_s) * 1e3:.1f} ms",
-                )
+def _sparkline(values: list[float]) -> str:
+    """The last values as little bars, on a logarithmic scale from 1 ms to 10 s."""
+    import math
+
+    bars = []
+    for value in values[-60:]:
+        share = math.log10(max(value, 1.0)) / 4.0 if value == value else 0.0
+        bars.append(_SPARK[min(len(_SPARK) - 1, round(share * (len(_SPARK) - 1)))])
+    return "".join(bars)
+
+
+def _compare(with_it: Story, without: Story) -> None:
+    out.print(
+        f"One elastic executor, {CORES} cores, {SHARDS} shards, {ROW_S * 1e3:g} ms of work per "
+        f"tuple. Every {HOT_S:g} s another key brings {HOT_SHARE:.0%} of all tuples: "
+        f"{HOT_SHARE * RATE * ROW_S:.2f} cores' worth."
+    )
+    table = Table("", "balanced", "not balanced")
+    for name, figure in (
+        ("tuples a second (offered: " + f"{RATE:.0f})", lambda s: f"{s.rows_s:.0f}"),
+        ("latency p50", lambda s: f"{s.p50_ms:.1f} ms"),
+        ("latency p99", lambda s: f"{s.p99_ms:.1f} ms"),
+        ("shards moved", lambda s: f"{len(s.moves)}"),
+        ("a moving shard's pause, median", _pause),
+    ):
+        table.add_row(name, figure(with_it), figure(without))
     out.print(table)
     out.print("Each shard waits for its own move only; nobody upstream was paused or told.")
 
 
-def _compare(with_it: Story, without: Story) -> None:
-    table = Table("p99 latency, worst 100 ms", "balanced", "not balanced", title="side by side")
-    for name, start, end in (
-        ("before the hot key", 0.3, HOT_FROM_S),
-        ("in its first second", HOT_FROM_S, HOT_FROM_S + 1.0),
-        ("in its second second", HOT_FROM_S + 1.0, LENGTH_S),
-    ):
-        ours, theirs = with_it.p99_ms(start, end), without.p99_ms(start, end)
-        table.add_row(name, f"{ours:.1f} ms", f"{theirs:.1f} ms")
-    out.print(table)
-    recovered = with_it.recovery_s
-    if recovered is not None:
-        out.print(
-            f"Balanced, p99 is back below twice its old worst {recovered:.1f} s after the hit."
-        )
+def _pause(story: Story) -> str:
+    if not story.moves:
+        return "–"
+    pauses = sorted(move["sync_ms"] + move["migration_ms"] for move in story.moves)
+    return f"{pauses[len(pauses) // 2]:.1f} ms"
 
 
-def _figures(story: Story) -> dict[str, Any]:
-    return {
-        "hot_shard": story.hot_shard,
-        "moves": len(story.moves),
-        "recovery_s": story.recovery_s,
-        "p99_ms_before": round(story.p99_ms(0.3, HOT_FROM_S), 2),
-        "p99_ms_first_second": round(story.p99_ms(HOT_FROM_S, HOT_FROM_S + 1.0), 2),
-        "p99_ms_second_second": round(story.p99_ms(HOT_FROM_S + 1.0, LENGTH_S), 2),
-        "timeline": [
-            {
-                "time_s": round(moment.time_s, 3),
-                "p50_ms": round(moment.p50_ms, 2),
-                "p99_ms": round(moment.p99_ms, 2),
-                "loads": [round(load, 3) for load in moment.loads],
-                "moves": len(moment.moves),
-            }
-            for moment in story.moments
-        ],
-    }
-
-
-def _at(story: Story, time_s: float) -> Moment:
-    return min(story.moments, key=lambda moment: abs(moment.time_s - time_s))
-
-
-def _draw(path: Path, with_it: Story, without: Story) -> None:
+def _require_drawing(path: Path | None) -> None:
+    """Say what is wrong with the picture before a minute has passed, not after."""
+    if path is None:
+        return
+    if path.suffix not in (".svg", ".png", ".pdf"):
+        raise BadValueError("--plot", "end in .svg, .png or .pdf", path.name)
+    if not path.absolute().parent.is_dir():
+        raise BadValueError("--plot", "be in a directory that exists", str(path))
     try:
-        import matplotlib as mpl
+        import matplotlib  # noqa: F401, ICN001
     except ImportError:
         note("drawing needs matplotlib: pip install 'elasticutor[plot]'")
         raise typer.Exit(2) from None
+
+
+def _draw(path: Path, with_it: Story, without: Story) -> None:
+    import matplotlib as mpl
+
     mpl.use("Agg")
     from elasticutor.demo_plot import draw
 
