@@ -1,5 +1,83 @@
-"""Elastic, stateful, real-time stream processing for Python people on Spark."""
+"""Elastic, stateful, real-time stream processing for Python people on Spark.
+
+What a job is made of is here; see `Topology` for an example of the whole.
+
+| name | what it is |
+|---|---|
+| `Topology` | sources, operators and sinks, and how they are connected |
+| `Operator`, `Context` | user logic over a key space |
+| `Generator`, `HotKey`, `IterableSource`, `Source`, `Reader`, `Offer` | where tuples come from |
+| `MemorySink`, `CallableSink`, `NoSink`, `Sink`, `Writer` | where outputs go |
+| `Cluster`, `submit`, `Run` | Spark as the host, a topology at work |
+| `DataSourceSource`, `DataSourceSink` | PySpark's Python data sources as both |
+
+Everything is loaded when it is first asked for: the processes that do the work need little of it,
+and only what is used of `elasticutor.spark` loads pyspark.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from elasticutor._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from elasticutor.operator import Context, Operator, OperatorError
+    from elasticutor.runtime.run import Run
+    from elasticutor.runtime.supervisor import RunError
+    from elasticutor.sinks import CallableSink, MemorySink, NoSink, Sink, SinkError, Writer
+    from elasticutor.sources import Generator, HotKey, IterableSource, Offer, Reader, Source
+    from elasticutor.spark.cluster import Cluster, submit
+    from elasticutor.spark.datasource import DataSourceSink, DataSourceSource
+    from elasticutor.topology import Stream, Topology
+
+__all__ = [
+    "CallableSink",
+    "Cluster",
+    "Context",
+    "DataSourceSink",
+    "DataSourceSource",
+    "Generator",
+    "HotKey",
+    "IterableSource",
+    "MemorySink",
+    "NoSink",
+    "Offer",
+    "Operator",
+    "OperatorError",
+    "Reader",
+    "Run",
+    "RunError",
+    "Sink",
+    "SinkError",
+    "Source",
+    "Stream",
+    "Topology",
+    "Writer",
+    "__version__",
+    "submit",
+]
+
+_HOMES = {
+    "elasticutor.operator": ("Context", "Operator", "OperatorError"),
+    "elasticutor.runtime.run": ("Run",),
+    "elasticutor.runtime.supervisor": ("RunError",),
+    "elasticutor.sinks": ("CallableSink", "MemorySink", "NoSink", "Sink", "SinkError", "Writer"),
+    "elasticutor.sources": ("Generator", "HotKey", "IterableSource", "Offer", "Reader", "Source"),
+    "elasticutor.spark.cluster": ("Cluster", "submit"),
+    "elasticutor.spark.datasource": ("DataSourceSink", "DataSourceSource"),
+    "elasticutor.topology": ("Stream", "Topology"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -27,7 +27,7 @@ SHARDS = 64
 KEYS = 500
 ROW_S = 0.002
 RATE = 1200.0
-HOT_SHARE = 0.35
+HOT_SHARE = 0.3
 HOT_S = 5.0
 """How long a key stays hot."""
 LENGTH_S = 15.0

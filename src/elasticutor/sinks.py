@@ -33,6 +33,9 @@ class Writer(ABC):
     def flush(self) -> None:  # noqa: B027 (most keep nothing back)
         """Pass on what was kept back. Called when an epoch ends, before it is committed."""
 
+    def tick(self) -> None:  # noqa: B027 (most have nothing that grows old)
+        """Some time has passed. Called a few times a second, also when nothing arrives."""
+
     def close(self) -> None:  # noqa: B027 (most have nothing to close)
         """Let go of files and connections. Called once, whatever happened."""
 
@@ -194,6 +197,10 @@ class _Named(Writer):
     def flush(self) -> None:
         with _named(self._name, "flush"):
             self.inner.flush()
+
+    def tick(self) -> None:
+        with _named(self._name, "go on"):
+            self.inner.tick()
 
     def close(self) -> None:
         with _named(self._name, "close"):

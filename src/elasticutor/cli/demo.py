@@ -143,7 +143,7 @@ def _require_drawing(path: Path | None) -> None:
     if not path.absolute().parent.is_dir():
         raise BadValueError("--plot", "be in a directory that exists", str(path))
     try:
-        import matplotlib  # noqa: F401, ICN001
+        import matplotlib  # noqa: F401
     except ImportError:
         note("drawing needs matplotlib: pip install 'elasticutor[plot]'")
         raise typer.Exit(2) from None

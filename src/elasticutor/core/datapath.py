@@ -249,7 +249,7 @@ class DataPath:
 
     def measure(self, now: float) -> ExecutorMetrics:
         """What was measured since the last time, up to now."""
-        self._count_work()
+        self.end_interval(now)
         metrics = self.meter.snapshot(now)
         self.meter.reset(now)
         return metrics

@@ -1,0 +1,399 @@
+"""A topology's source that is a PySpark Python data source."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, NoReturn, TypeAlias
+
+import pyarrow as pa
+from pyspark.errors import PySparkNotImplementedError
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamReader,
+    SimpleDataSourceStreamReader,
+)
+from pyspark.sql.types import StructType
+
+from elasticutor.errors import BadValueError
+from elasticutor.schemas import SchemaLike, to_arrow
+from elasticutor.sources import Offer, Reader, Source
+from elasticutor.spark.datasource.given import (
+    DataSourceError,
+    Given,
+    require_given,
+    require_kind,
+    require_seconds,
+    to_spark,
+)
+from elasticutor.spark.datasource.rows import RowsToArrow
+
+_POLL_S = 0.01
+"""How long one poll goes on collecting rows."""
+
+Place: TypeAlias = tuple[str, str, int, int]
+"""Where a reader is: its range's start and end as JSON, the partition, and the rows into it.
+
+Start and end are the same between two ranges.
+"""
+
+
+class DataSourceSource(Source):
+    """Reads any PySpark Python data source that has a stream reader, simple or not.
+
+    The data source's offsets cut the stream into *ranges*, as Spark's micro-batches do: the range's
+    end is asked for, its partitions are planned, and they are read one after the other. Rows may be
+    tuples, lists, Rows or Arrow record batches, and are read as they are needed. An iterator that
+    waits makes its process wait, and thereby the end of an epoch: it had better end, and let the
+    next range have the rest.
+
+    After a failure the range that was being read is planned again with the same start and end
+    (`readBetweenOffsets` for a simple reader), so the data source must give the same rows in the
+    same partitions again. It is told to `commit` a range when the next one is begun: all its tuples
+    have been sent by then, but not necessarily processed. The last range is never committed. So a
+    data source that deletes what is committed may be asked for more than it has.
+
+    One process reads all partitions. The end of a range is what `latestOffset` says at the moment
+    of asking, and several processes that each ask for themselves would hear different ends.
+
+    A stream reader has no end: `Run.stop` or `Run.drain` ends it.
+
+    Args:
+        source: The data source's class, or one that is made already.
+        options: Its options, as for `spark.readStream.options`.
+        schema: Of the rows, in any form that `elasticutor.schemas.to_arrow` takes; what the data
+            source says if left out.
+        poll_s: The least time from one asking for new offsets to the next, in seconds. A data
+            source that limits what a range has is never read faster than one range in that time.
+        tasks: Only 1.
+
+    Raises:
+        BadValueError: It is no data source, has no stream reader, does not survive pickling, or
+            something else of this cannot be.
+
+    Example:
+        >>> from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+        >>> class Ticks(DataSource):
+        ...     def schema(self):
+        ...         return "tick long"
+        ...     def simpleStreamReader(self, schema):
+        ...         return TicksReader(int(self.options["upTo"]))
+        >>> class TicksReader(SimpleDataSourceStreamReader):
+        ...     def __init__(self, up_to):
+        ...         self.up_to = up_to
+        ...     def initialOffset(self):
+        ...         return {"tick": 0}
+        ...     def read(self, start):
+        ...         end = {"tick": self.up_to}
+        ...         return self.readBetweenOffsets(start, end), end
+        ...     def readBetweenOffsets(self, start, end):
+        ...         return ((tick,) for tick in range(start["tick"], end["tick"]))
+        >>> reader = DataSourceSource(Ticks, {"upTo": "5"}).open(0, 1, None)
+        >>> reader.poll(0.0, 3).batch.to_pydict()
+        {'tick': [0, 1, 2]}
+        >>> reader.offset
+        ('{"tick": 0}', '{"tick": 5}', 0, 3)
+    """
+
+    def __init__(
+        self,
+        source: DataSource | type[DataSource],
+        options: Mapping[str, str] | None = None,
+        schema: SchemaLike | None = None,
+        *,
+        poll_s: float = 0.1,
+        tasks: int = 1,
+    ) -> None:
+        self._given = require_given(source, options, "streamReader", "simpleStreamReader")
+        _require_one_task(self._given, tasks)
+        require_seconds("poll_s", poll_s)
+        self.poll_s = poll_s
+        said = _schema_of(self._given) if schema is None else schema
+        self.schema = to_arrow(said)
+        # A StructType knows more than Arrow does: lengths of strings, comments.
+        self._struct = said if isinstance(said, StructType) else to_spark(self.schema)
+
+    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
+        """A reader of all partitions."""
+        _require_one_task(self._given, tasks)
+        ranges = _ranges(self._given, self._struct)
+        rows = RowsToArrow(self._given.who, self.schema)
+        return _RangeReader(self._given.who, ranges, rows, self.poll_s, offset)
+
+
+def _require_one_task(given: Given, tasks: int) -> None:
+    if tasks != 1:
+        hint = "each would hear of other offsets; divide it by options, as several sources"
+        raise BadValueError(f"tasks of {given.who}", "be 1", tasks, hint)
+
+
+def _schema_of(given: Given) -> SchemaLike:
+    try:
+        return given.made().schema()
+    except PySparkNotImplementedError:
+        raise BadValueError(given.who, "say its schema", "none", "give schema=…") from None
+
+
+# Ranges
+
+
+class _Ranges(ABC):
+    """What plans and reads the ranges of a data source. Offsets are what the user's reader says."""
+
+    def __init__(self, who: str, reader: Any) -> None:
+        self._who = who
+        self._reader = reader
+
+    def initial(self) -> Any:
+        """Where a new stream begins."""
+        return self._reader.initialOffset()
+
+    @abstractmethod
+    def end(self, start: Any) -> Any:
+        """How far one can read from there now."""
+
+    @abstractmethod
+    def partitions(self, start: Any, end: Any) -> list[Callable[[], Iterable[Any]]]:
+        """What to call for the rows of each partition of a range."""
+
+    def commit(self, end: Any) -> None:
+        """Nothing before this offset will be asked for again, unless there is a failure."""
+        self._reader.commit(end)
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Let go of what the reader has."""
+
+
+class _StreamRanges(_Ranges):
+    """Those of a `DataSourceStreamReader`."""
+
+    def end(self, start: Any) -> Any:
+        # Before Spark 4.2 `latestOffset` had no parameters, and Spark still calls such readers so.
+        if not inspect.signature(self._reader.latestOffset).parameters:
+            return self._reader.latestOffset()
+        return self._reader.latestOffset(start, self._reader.getDefaultReadLimit())
+
+    def partitions(self, start: Any, end: Any) -> list[Callable[[], Iterable[Any]]]:
+        planned = self._reader.partitions(start, end)
+        return [partial(self._reader.read, partition) for partition in planned]
+
+    def stop(self) -> None:
+        self._reader.stop()
+
+
+class _SimpleRanges(_Ranges):
+    """Those of a `SimpleDataSourceStreamReader`, which are of one partition.
+
+    It finds the end of a range by reading it, and what it has read is used if it is asked for next.
+    """
+
+    _fresh: tuple[str, str, Iterable[Any]] | None = None
+
+    def end(self, start: Any) -> Any:
+        before = _text(self._who, start)
+        rows, end = self._reader.read(start)
+        after = _text(self._who, end)
+        if before != after:
+            self._fresh = (before, after, rows)
+        elif next(iter(rows), None) is not None:
+            hint = "the same rows would be read for ever"
+            must = "say a new offset when read gives rows"
+            raise DataSourceError(self._who, must, after, hint)
+        return end
+
+    def partitions(self, start: Any, end: Any) -> list[Callable[[], Iterable[Any]]]:
+        fresh, self._fresh = self._fresh, None
+        if fresh is not None and fresh[:2] == (_text(self._who, start), _text(self._who, end)):
+            rows = fresh[2]
+            return [lambda: rows]
+        return [partial(self._reader.readBetweenOffsets, start, end)]
+
+    def stop(self) -> None:
+        """Simple readers have nothing to let go of."""
+
+
+def _ranges(given: Given, struct: StructType) -> _Ranges:
+    """As Spark chooses: the simple reader only if there is no other."""
+    made = given.made()
+    if given.has("streamReader"):
+        try:
+            reader = made.streamReader(struct)
+        except PySparkNotImplementedError:
+            if not given.has("simpleStreamReader"):
+                raise
+        else:
+            require_kind(f"streamReader of {given.who}", reader, DataSourceStreamReader)
+            return _StreamRanges(given.who, reader)
+    simple = made.simpleStreamReader(struct)
+    require_kind(f"simpleStreamReader of {given.who}", simple, SimpleDataSourceStreamReader)
+    return _SimpleRanges(given.who, simple)
+
+
+def _text(who: str, offset: Any) -> str:
+    """An offset as JSON: one that readers cannot change afterwards, and that can be compared."""
+    try:
+        return json.dumps(offset, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        hint = "a dictionary of numbers, strings and truth values"
+        raise DataSourceError(f"offset of {who}", "be JSON", offset, hint) from error
+
+
+# Reading
+
+
+class _RangeReader(Reader):
+    """One range after the other, each partition by partition."""
+
+    def __init__(
+        self,
+        who: str,
+        ranges: _Ranges,
+        rows: RowsToArrow,
+        poll_s: float,
+        offset: Place | None,
+    ) -> None:
+        self._who = who
+        self._ranges = ranges
+        self._rows = rows
+        self._poll_s = poll_s
+        if offset is None:
+            begin = _text(who, ranges.initial())
+            offset = (begin, begin, 0, 0)
+        self.offset: Place = offset
+        self._asked = -math.inf
+        self._partitions: list[Callable[[], Iterable[Any]]] | None = None
+        self._partition: _Partition | None = None
+        self._read: str | None = None
+        """The end of the range that is read, but not committed."""
+
+    def poll(self, now: float, max_rows: int) -> Offer | None:
+        """Rows of the partition at hand; asks for a new range if the last one is read."""
+        until = time.monotonic() + _POLL_S
+        while self._partition is not None or self._begin(now):
+            assert self._partition is not None
+            batch = self._partition.take(max_rows, until)
+            start, end, partition, row = self.offset
+            if batch is not None:
+                self.offset = (start, end, partition, row + batch.num_rows)
+                return Offer(batch, now)
+            self.offset = (start, end, partition + 1, 0)
+            self._partition = None
+            if time.monotonic() >= until:
+                return None
+        return None
+
+    def wait_s(self, now: float) -> float:
+        """Nothing within a range; between two, until the data source may be asked again."""
+        start, end, *_ = self.offset
+        return 0.0 if start != end or self._may_ask(now) else self._asked + self._poll_s - now
+
+    def close(self) -> None:
+        """Close the rows at hand, and stop the data source's reader."""
+        try:
+            if self._partition is not None:
+                self._partition.close()
+        finally:
+            self._ranges.stop()
+
+    def _may_ask(self, now: float) -> bool:
+        return not 0 <= now - self._asked < self._poll_s  # clocks may be set back
+
+    def _begin(self, now: float) -> bool:
+        """Open the next partition; False if there is none yet, or if the range is at its end."""
+        if self.offset[0] == self.offset[1] and not self._plan(now):
+            return False
+        start, end, partition, row = self.offset
+        if self._partitions is None:
+            self._partitions = self._ranges.partitions(json.loads(start), json.loads(end))
+            if partition > len(self._partitions):
+                self._refuse_replay(f"{partition} partitions", len(self._partitions))
+        if partition == len(self._partitions):
+            self.offset, self._partitions, self._read = (end, end, 0, 0), None, end
+            return False
+        self._partition = _Partition(self._who, self._partitions[partition](), self._rows)
+        if (skipped := self._partition.skip(row)) < row:
+            self._refuse_replay(f"{row} rows of partition {partition}", skipped)
+        return True
+
+    def _plan(self, now: float) -> bool:
+        """Find the end of a new range, if there is one, and commit the range before it."""
+        if not self._may_ask(now):
+            return False
+        self._asked = now
+        start = self.offset[0]
+        end = _text(self._who, self._ranges.end(json.loads(start)))
+        if end == start:
+            return False
+        if self._read is not None:
+            self._ranges.commit(json.loads(self._read))
+            self._read = None
+        self.offset = (start, end, 0, 0)
+        return True
+
+    def _refuse_replay(self, given: str, now: int) -> NoReturn:
+        start, end, *_ = self.offset
+        hint = "partitions and rows between two offsets may never change"
+        raise DataSourceError(
+            self._who, f"give the {given} from {start} to {end} once more", now, hint
+        )
+
+
+class _Partition:
+    """The rows of one partition, taken from the user's iterator as they are needed."""
+
+    def __init__(self, who: str, rows: Any, table: RowsToArrow) -> None:
+        if not isinstance(rows, Iterable):
+            raise DataSourceError(f"read of {who}", "return an iterator", rows)
+        self._given: Iterator[Any] = iter(rows)
+        self._table = table
+        self._rest: pa.RecordBatch | None = None
+        """What is left of the last record batch."""
+
+    def take(self, most: int, until: float) -> pa.RecordBatch | None:
+        """At least one row if there are any, and at most so many; None at the end.
+
+        Args:
+            most: How many rows.
+            until: By when to be content with what there is, by `time.monotonic`.
+        """
+        if self._rest is None:
+            rows = self._pull(most, until)
+            if rows:
+                return self._table.batch(rows)
+        if self._rest is None:
+            return None
+        piece, rest = self._rest.slice(0, most), self._rest.slice(most)
+        self._rest = rest if rest.num_rows else None
+        return piece
+
+    def skip(self, rows: int) -> int:
+        """Leave out so many rows; returns how many there were."""
+        left = rows
+        while left and (batch := self.take(left, math.inf)) is not None:
+            left -= batch.num_rows
+        return rows - left
+
+    def close(self) -> None:
+        """Let a generator clean up."""
+        close = getattr(self._given, "close", None)
+        if close is not None:
+            close()
+
+    def _pull(self, most: int, until: float) -> list[Any]:
+        """Rows up to the next record batch, which is then the rest."""
+        rows: list[Any] = []
+        for item in self._given:
+            if not isinstance(item, pa.RecordBatch):
+                rows.append(item)
+                if len(rows) >= most or time.monotonic() >= until:
+                    break
+            elif item.num_rows:
+                self._rest = self._table.conform(item)
+                break
+        return rows
