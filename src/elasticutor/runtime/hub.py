@@ -14,7 +14,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 from elasticutor.core.ids import NodeId
-from elasticutor.errors import ElasticutorError
+from elasticutor.errors import ElasticutorError, ProtocolError
 from elasticutor.runtime import messages as say
 from elasticutor.runtime.channels import Endpoint, Links
 from elasticutor.runtime.mailroom import Mailroom
@@ -52,6 +52,7 @@ class Hub:
         """Notified when a node comes or goes."""
         self._heard_at: dict[NodeId, float] = {}
         self._calls: deque[Callable[[], None]] = deque()
+        self._calling = threading.Lock()  # so that no call comes in behind the last look at them
         self._wake_reading, self._wake_writing = os.pipe()
         os.set_blocking(self._wake_reading, False)
         self.mail.watch(self._wake_reading)
@@ -73,10 +74,11 @@ class Hub:
             except BaseException as error:
                 future.set_exception(error)
 
-        if self._over:
-            raise ClusterError("cluster", "be running", "a call after its end")
-        self._calls.append(do)
-        os.write(self._wake_writing, b"!")
+        with self._calling:
+            if self._over:
+                raise ClusterError("cluster", "be running", "a call after its end")
+            self._calls.append(do)
+            os.write(self._wake_writing, b"!")
         try:
             return future.result(timeout_s)
         except FutureTimeoutError:
@@ -151,19 +153,31 @@ class Hub:
             while not self._over:
                 self.mail.wait(max(0.0, min(beat_at - time.monotonic(), _BEAT_S)))
                 self._make_calls()
-                for message in self.mail.receive():
-                    self._take(message)
+                try:
+                    for message in self.mail.receive():
+                        self._take(message)
+                except ProtocolError as error:
+                    self._fail_all(error)
                 if time.monotonic() >= beat_at:
                     beat_at = time.monotonic() + _BEAT_S
                     self._beat()
         except Exception:
             log.exception("the driver's thread has failed")
         finally:
-            self._over = True
+            with self._calling:
+                self._over = True
             self._make_calls()
             self.mail.close(linger_s=2.0)
+            os.close(self._wake_reading)
+            os.close(self._wake_writing)
             for run in self.runs.values():
                 run.abandon()
+
+    def _fail_all(self, error: ProtocolError) -> None:
+        """A message to the driver was lost, and nobody knows of which run it told."""
+        self.mail.excuse()
+        for run in list(self.runs.values()):
+            run.fail(error)
 
     def _make_calls(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -193,6 +207,8 @@ class Hub:
                 self.lose_node(node, reason)
             case say.Failed(run="", who=who, text=text):
                 self.lose_node(NodeId(who.removeprefix("node ")), text)
+            case say.EndsHostUp(run=name) if name not in self.runs:
+                self._send_home(message)
             case _:
                 run = self.runs.get(getattr(message, "run", ""))
                 if run is None:
@@ -203,6 +219,13 @@ class Hub:
                 except Exception as error:  # a bug, or a lie: it must not take other runs along
                     log.exception("handling %s failed", type(message).__name__)
                     run.fail(error)
+
+    def _send_home(self, host: say.EndsHostUp) -> None:
+        """A host of sources and sinks has come up when its run was over already."""
+        name = f"late host of {host.run}"
+        self.mail.know(name, host.endpoint)
+        self.mail.send(name, say.EndRun(host.run, 0.0))
+        self.mail.forget(name)
 
     def _on_node_up(self, node: NodeId, message: say.NodeUp) -> None:
         self.mail.know(_node(node), message.endpoint)

@@ -9,7 +9,7 @@ from typing import Any
 
 import zmq
 
-from elasticutor.errors import UnknownPeerError
+from elasticutor.errors import ProtocolError, UnknownPeerError
 from elasticutor.runtime.channels import Endpoint, Links, Outbox
 from elasticutor.runtime.specs import Site
 from elasticutor.runtime.wire import WireError, decode, encode
@@ -33,13 +33,15 @@ class Mailroom:
             self._poller.register(socket, zmq.POLLIN)
         self.dropped = 0
         """Messages that were malformed or out of place."""
+        self._excused = 0
         self._complained_at = -_COMPLAIN_EVERY_S
 
     @classmethod
     def at(cls, site: Site, name: str) -> Mailroom:
         """The mail of a process that was started at a site; it knows the driver."""
         links = Links(site.node, site.keys, ipc_dir=site.sockets or None, host=site.host)
-        mail = cls(links, name)
+        # Runs share the node's directory of sockets, and two of them may be of one topology.
+        mail = cls(links, f"{site.run}/{name}")
         mail.know(DRIVER, site.driver)
         return mail
 
@@ -98,6 +100,27 @@ class Mailroom:
                 self.drop(str(error))
                 continue
             yield message
+        self.require_all()
+
+    @property
+    def torn(self) -> int:
+        """Senders of whom a message is missing; nothing more is taken from them."""
+        return self._inbox.torn
+
+    def require_all(self) -> None:
+        """Refuse to go on when a message on its way here was lost.
+
+        The protocol rests on every channel being whole and in order, so there is no going on.
+        """
+        if self.torn > self._excused:
+            raise ProtocolError(
+                "every message", "arrive", f"a gap in what {self.torn} peers have sent"
+            )
+
+    def excuse(self) -> int:
+        """Go on in spite of gaps, and tell how many are new; for whoever has other ways."""
+        new, self._excused = self.torn - self._excused, self.torn
+        return new
 
     def drop(self, why: str) -> None:
         """Count a message that is malformed or out of place, and say so now and then."""

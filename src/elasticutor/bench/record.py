@@ -1,0 +1,161 @@
+"""A source that notes when it began and a sink that notes what arrived when.
+
+Both write to files, which the driver reads when the run is drained: so they are for processes of
+one machine, which also share a clock. What they note costs a microsecond per batch.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from elasticutor.errors import BadValueError
+from elasticutor.sinks import Sink, Writer
+from elasticutor.sources import Offer, Reader, Source
+
+_BEGAN, _ARRIVED = "began", "arrived.npz"
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What a run's source and sink noted."""
+
+    began: float
+    """When the source was first asked for tuples, in seconds since 1970: its schedule's start."""
+    arrivals: npt.NDArray[np.float64]
+    """When each batch was with the sink, in seconds after that."""
+    rows: npt.NDArray[np.int64]
+    """How many rows each had."""
+    due_s: npt.NDArray[np.float64]
+    """When each row was due, in seconds after the beginning; empty if the rows do not say."""
+
+    @classmethod
+    def load(cls, folder: Path) -> Recording:
+        """What was noted in a folder, by a run that is drained."""
+        began = float((folder / _BEGAN).read_text())
+        with np.load(folder / _ARRIVED) as noted:
+            arrivals, rows, times = noted["arrivals"], noted["rows"], noted["times"]
+        return cls(began, arrivals - began, rows, times / 1e6)
+
+    @property
+    def seconds(self) -> float:
+        """From the first tuple to the last output."""
+        return float(self.arrivals[-1]) if len(self.arrivals) else 0.0
+
+    @property
+    def total(self) -> int:
+        """Rows in all."""
+        return int(self.rows.sum())
+
+    @property
+    def arrived_s(self) -> npt.NDArray[np.float64]:
+        """When each row was with the sink, in seconds after the beginning."""
+        return np.repeat(self.arrivals, self.rows)
+
+
+class NotingSource(Source):
+    """Another source, with a note of when it was first asked.
+
+    Args:
+        source: The source; read by one task.
+        folder: Where to note it.
+        tick_s: Offer only so often what has fallen due; 0: as it falls due. At some thousand rows
+            a second a message for each would keep a small machine busy by itself. Latency still
+            counts from when a row was due.
+    """
+
+    def __init__(self, source: Source, folder: Path, tick_s: float = 0.0) -> None:
+        if not tick_s >= 0:
+            raise BadValueError("tick_s", "be at least 0", tick_s)
+        self.schema = source.schema
+        self._source = source
+        self._folder = folder
+        self._tick_s = tick_s
+
+    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
+        """The other source's reader, watched."""
+        if tasks != 1:
+            raise BadValueError("tasks of a NotingSource", "be 1", tasks)
+        return _NotingReader(self._source.open(task, tasks, offset), self._folder, self._tick_s)
+
+
+class _NotingReader(Reader):
+    def __init__(self, reader: Reader, folder: Path, tick_s: float) -> None:
+        self._reader = reader
+        self._folder = folder
+        self._tick_s = tick_s
+        self._began: float | None = None
+        self._tick_at = 0.0
+
+    @property
+    def exhausted(self) -> bool:  # type: ignore[override]
+        """As the other."""
+        return self._reader.exhausted
+
+    @property
+    def offset(self) -> Any:
+        """As the other."""
+        return self._reader.offset
+
+    def poll(self, now: float, max_rows: int) -> Offer | None:
+        """What the other has, once per tick; more often only while it has more than is wanted."""
+        if self._began is None:
+            self._began = now
+            (self._folder / _BEGAN).write_text(repr(now))
+        if now < self._tick_at:
+            return None
+        offer = self._reader.poll(now, max_rows)
+        if self._tick_s and (offer is None or offer.batch.num_rows < max_rows):
+            ticks = (now - self._began) // self._tick_s + 1
+            self._tick_at = self._began + ticks * self._tick_s
+        return offer
+
+    def wait_s(self, now: float) -> float:
+        """Until the next tick, or as the other."""
+        if self._tick_s:
+            return max(0.0, self._tick_at - now)
+        return self._reader.wait_s(now)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class NotingSink(Sink):
+    """Keeps no rows, but notes when they came; and when they were due, if they say (`time`)."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def open(self, task: int, schema: pa.Schema) -> Writer:
+        """A writer of notes."""
+        return _NotingWriter(self._folder, "time" in schema.names)
+
+
+class _NotingWriter(Writer):
+    def __init__(self, folder: Path, timed: bool) -> None:
+        self._path = folder / _ARRIVED
+        self._timed = timed
+        self._arrivals: list[float] = []
+        self._rows: list[int] = []
+        self._times: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._arrivals.append(time.time())
+        self._rows.append(batch.num_rows)
+        if self._timed:
+            # A copy, because a view would keep the whole message.
+            self._times.append(batch.column("time").to_numpy().copy())
+
+    def flush(self) -> None:
+        np.savez(
+            self._path,
+            arrivals=np.array(self._arrivals),
+            rows=np.array(self._rows, np.int64),
+            times=np.concatenate(self._times),
+        )

@@ -1,0 +1,123 @@
+"""`elasticutor bench width`: how many cores one elastic executor can feed.
+
+The cores are emulated: a task sleeps for the time that its tuples take, once per chunk. Tuples come
+as fast as they are taken. What counts is the throughput as a share of what so many cores could do
+if nothing but the operator took any time. Chunks are larger than by default, since hundreds of
+wake-ups a second for each of many cores are more than a machine of two can give.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from elasticutor.bench.figures import Spread
+from elasticutor.bench.live import (
+    Machine,
+    Progress,
+    rate_between,
+    silent,
+    spread_as_dict,
+    watch,
+)
+from elasticutor.bench.work import Emulate
+from elasticutor.core.config import ExecutorConfig
+from elasticutor.runtime.cluster import BaseCluster
+from elasticutor.sinks import NoSink
+from elasticutor.sources import Generator
+from elasticutor.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class WidthBench:
+    """What was measured."""
+
+    share_of_ideal: Spread
+    rows_s: Spread
+    ideal_rows_s: float
+    """Cores over cost."""
+    cores: int
+    cost_ms: float
+    chunk_ms: float
+    zipf: float
+    moves: int
+    """Shards moved by balancing, in all runs."""
+    seconds: float
+    machine: Machine
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for `--json`."""
+        return {
+            **spread_as_dict("share_of_ideal", self.share_of_ideal),
+            **spread_as_dict("rows_s", self.rows_s),
+            "ideal_rows_s": round(self.ideal_rows_s, 3),
+            "emulated_cores": self.cores,
+            "cost_ms": self.cost_ms,
+            "chunk_ms": self.chunk_ms,
+            "zipf": self.zipf,
+            "moves": self.moves,
+            "seconds": self.seconds,
+            **self.machine.as_dict(),
+        }
+
+
+def bench_width(
+    cluster: BaseCluster,
+    *,
+    cores: int = 16,
+    cost_ms: float = 1.0,
+    chunk_ms: float = 20.0,
+    zipf: float = 0.5,
+    seconds: float = 10.0,
+    warm_up_s: float = 5.0,
+    repeat: int = 3,
+    progress: Progress = silent,
+) -> WidthBench:
+    """Measure how near to ideal the throughput of one executor with many cores is.
+
+    Args:
+        cluster: Where; it needs so many free cores.
+        cores: Emulated cores of the executor.
+        cost_ms: Time that a tuple takes.
+        chunk_ms: Work that is handed to a task at once.
+        zipf: Skew of the keys, of which there are ten thousand.
+        seconds: How long to measure.
+        warm_up_s: How long to wait before.
+        repeat: How often, each time with processes of its own.
+        progress: Told about each run.
+    """
+    config = chunks_of(chunk_ms / 1e3)
+    operator = Emulate(cost_ms / 1e3)
+    ideal = cores / (cost_ms / 1e3)
+    machine = Machine()
+    rates: list[float] = []
+    moves = 0
+    for number in range(repeat):
+        progress(f"{cores} emulated cores, run {number + 1} of {repeat}")
+        machine.glance()
+        topology = Topology("width")
+        stream = topology.source("tuples", Generator(rate=None, zipf=zipf, seed=number))
+        counted = topology.operator("work", operator, stream, key="key", cores=cores)
+        topology.sink("out", NoSink(), counted)
+        with cluster.submit(topology, config=config) as run:
+            watch(run, warm_up_s)
+            started = time.time()
+            watch(run, seconds)
+            rates.append(rate_between(run.timeline(), started, time.time()))
+            moves += len(run.events("shard moved"))
+            run.cancel()
+    shares = Spread.of([rate / ideal for rate in rates])
+    return WidthBench(
+        shares, Spread.of(rates), ideal, cores, cost_ms, chunk_ms, zipf, moves, seconds, machine
+    )
+
+
+def chunks_of(seconds: float) -> ExecutorConfig:
+    """Settings for chunks of so much work: two of them ahead, and credit for ten.
+
+    Example:
+        >>> chunks_of(0.02).window_s
+        0.04
+    """
+    return ExecutorConfig(chunk_s=seconds, window_s=2 * seconds, credit_s=10 * seconds)

@@ -1,0 +1,76 @@
+"""Operators that take a set time per tuple: on a real core, or on an emulated one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from elasticutor.errors import BadValueError
+from elasticutor.operator import BatchState, Context, Operator, State
+
+_COUNTED = pa.schema([("key", pa.int64()), ("count", pa.int64())])
+_TIMED = pa.schema([("key", pa.int64()), ("time", pa.int64())])
+
+
+class Burn(Operator):
+    """Counts per key, and burns CPU time: so many seconds of it for each tuple.
+
+    The thread's own CPU time, not the clock's: a task that is not given a core is not done sooner.
+    """
+
+    output: ClassVar[Any] = _COUNTED
+
+    def __init__(self, cost_s: float) -> None:
+        self._cost_s = _required(cost_s)
+
+    def process(self, key: Any, row: Any, state: State) -> Iterator[tuple[int, int]]:
+        """One tuple's work."""
+        until = time.thread_time() + self._cost_s
+        count = state.get(0) + 1
+        state.set(count)
+        while time.thread_time() < until:
+            pass
+        yield key, count
+
+
+class Emulate(Operator):
+    """Counts per key, and sleeps for the time that the tuples of a chunk would take.
+
+    So a machine can have more cores than it has. It sleeps once per chunk, to a deadline. By how
+    much it overslept is taken off the next chunk, since a core of one's own does not oversleep;
+    what passes between chunks is not: that is what the runtime costs.
+    """
+
+    output: ClassVar[Any] = _TIMED
+
+    def __init__(self, cost_s: float) -> None:
+        self._cost_s = _required(cost_s)
+        self._late_s = 0.0
+
+    def open(self, context: Context) -> None:
+        """Nothing to make up for yet."""
+        self._late_s = 0.0
+
+    def process_batch(self, batch: pa.RecordBatch, state: BatchState) -> pa.RecordBatch:
+        """A chunk's work; the output has when each tuple was due."""
+        until = time.perf_counter() + batch.num_rows * self._cost_s - self._late_s
+        groups = state.groups
+        counts = state.get_array(groups.keys, "int64") + groups.sizes
+        state.set_array(groups.keys, counts)
+        left_s = until - time.perf_counter()
+        # What one chunk cannot make up for is lost: no core is faster than itself for long.
+        self._late_s = 0.0
+        if left_s > 0:
+            time.sleep(left_s)
+            self._late_s = max(0.0, time.perf_counter() - until)
+        columns = [batch.column("key"), batch.column("time")]
+        return pa.RecordBatch.from_arrays(columns, schema=_TIMED)
+
+
+def _required(cost_s: float) -> float:
+    if not 0 < cost_s < 3600:
+        raise BadValueError("cost of a tuple", "be above 0 s and below an hour", cost_s)
+    return cost_s

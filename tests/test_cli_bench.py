@@ -1,0 +1,168 @@
+"""The live benchmarks' command line: what it takes, and the shape of what it prints.
+
+The figures themselves are for a quiet machine, and not looked at here. Commands run on real
+processes, but without Spark, which takes longer to start than all of them to run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psutil
+import pytest
+from typer.testing import CliRunner, Result
+
+from elasticutor.bench import live
+from elasticutor.cli.app import app
+from elasticutor.runtime.cluster import BaseCluster, ProcessCluster
+from elasticutor.runtime.run import Run
+
+LIVE = ("throughput", "latency", "width", "shuffle", "memory")
+
+
+def bench(*words: str) -> Result:
+    return CliRunner().invoke(app, ["bench", *words])
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[BaseCluster]:
+    """One cluster for all; at the end nothing of it may be left."""
+    mine = set(psutil.Process().children(recursive=True))
+    with ProcessCluster(nodes=1, cores=3) as cluster:
+        yield cluster
+        started = set(psutil.Process().children(recursive=True)) - mine
+    assert started
+    _, left = psutil.wait_procs(
+        [process for process in started if "resource_tracker" not in _words(process)], timeout=20
+    )
+    assert left == []
+
+
+def _words(process: psutil.Process) -> str:
+    """A command line; of one that has ended, none."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+@pytest.fixture
+def without_spark(processes: BaseCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def cluster(cores: int, nodes: int = 1) -> Iterator[BaseCluster]:
+        yield processes
+
+    monkeypatch.setattr(live, "spark_cluster", cluster)
+
+
+def figures(*words: str) -> dict[str, Any]:
+    result = bench(*words, "--repeat", "1", "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert found["reference_us"] > 0
+    assert set(found["machine"]) >= {"cores", "python", "pyarrow"}
+    return found
+
+
+@pytest.mark.parametrize("command", LIVE)
+def test_help_reads_well(command: str) -> None:
+    result = bench(command, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+    assert "--json" in result.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("throughput", "--rows", "0"),
+        ("latency", "--load", "1.5"),
+        ("latency", "--cost-ms", "0"),
+        ("width", "--cores", "0"),
+        ("shuffle", "--every", "0.1"),
+        ("memory", "--repeat", "0"),
+    ],
+    ids=" ".join,
+)
+def test_numbers_that_cannot_be_are_refused_by_name_before_anything_starts(
+    words: tuple[str, ...],
+) -> None:
+    result = bench(*words)
+    assert result.exit_code == 2
+    assert words[1] in result.stderr
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_throughput_has_a_rate_for_each_kind_of_operator() -> None:
+    found = figures("throughput", "--rows", "3000", "--cores", "1")
+    assert found["per_record_rows_s"] > 0
+    assert found["vectorised_rows_s"] > 0
+    assert found["rows"] == 3000
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_latency_has_percentiles_that_rise_and_are_no_less_than_the_work() -> None:
+    words = ("--seconds", "1", "--warm-up", "0.5", "--load", "0.1", "--cores", "1")
+    found = figures("latency", *words)
+    assert 1.0 <= found["p50_ms"] <= found["p90_ms"] <= found["p99_ms"] <= found["p999_ms"]
+    assert found["offered_rows_s"] == 100
+    assert found["rows_s"] > 0
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_width_is_a_share_of_what_the_cores_could_do() -> None:
+    found = figures("width", "--cores", "2", "--seconds", "1", "--warm-up", "0.5")
+    assert found["ideal_rows_s"] == 2000
+    assert 0 < found["share_of_ideal"] < 1.1
+    assert found["rows_s"] == pytest.approx(2000 * found["share_of_ideal"], rel=0.01)
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_shuffle_has_a_recovery_for_every_shuffle() -> None:
+    found = figures("shuffle", "--cores", "3", "--shuffles", "2", "--every", "1")
+    assert len(found["recoveries_s"]) == found["shuffles"] == 2
+    assert all(0 <= recovery <= 1 for recovery in found["recoveries_s"])
+    assert found["unrecovered"] == sum(recovery == 1 for recovery in found["recoveries_s"])
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_memory_weighs_every_kind_of_process() -> None:
+    found = figures("memory", "--cores", "2", "--rows", "1000")
+    for kind in ("task", "main", "node", "source", "sink", "zygote"):
+        assert found[f"{kind}_rss_mb"] >= found[f"{kind}_pss_mb"] >= found[f"{kind}_uss_mb"] > 0
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_without_json_a_table_is_printed_and_progress_stays_on_standard_error() -> None:
+    result = bench("memory", "--cores", "1", "--rows", "100", "--repeat", "1")
+    assert result.exit_code == 0
+    assert "zygote" in result.stdout
+    assert "run 1 of 1" in result.stderr
+    assert "run 1 of 1" not in result.stdout
+
+
+def test_an_interruption_stops_everything_and_ends_with_130(
+    processes: BaseCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = []
+
+    @contextmanager
+    def cluster(cores: int, nodes: int = 1) -> Iterator[BaseCluster]:
+        try:
+            yield processes
+        finally:
+            stopped.append(True)
+
+    def interrupted(run: Run, timeout_s: float | None = None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(live, "spark_cluster", cluster)
+    monkeypatch.setattr(Run, "wait", interrupted)
+    result = bench("memory", "--cores", "1")
+    assert result.exit_code == 130
+    assert "interrupted" in result.stderr
+    assert stopped
+    assert processes.free_cores == {"n0": 3}
