@@ -29,11 +29,12 @@ def place(
 
     Args:
         executors: Their names, and how many cores each wants.
-        free: The free cores of every node.
+        free: The free cores of every node; one that is overdrawn has none.
         first: The node to begin with, by number; so that several runs do not all begin alike.
 
     Raises:
-        BadValueError: There are fewer cores than wanted.
+        BadValueError: There are fewer cores than wanted, an executor wants none, or two have one
+            name.
 
     Example:
         >>> place(  # doctest: +NORMALIZE_WHITESPACE
@@ -42,7 +43,9 @@ def place(
         {'a': Placement(node='n0', cores={'n0': 1}),
          'b': Placement(node='n1', cores={'n1': 1, 'n0': 1})}
     """
-    wanted, there = sum(cores for _, cores in executors), sum(free.values())
+    _require_executors(executors)
+    left = Counter({node: max(0, cores) for node, cores in free.items()})
+    wanted, there = sum(cores for _, cores in executors), left.total()
     if wanted > there:
         raise BadValueError(
             "cores of the topology's executors",
@@ -52,7 +55,7 @@ def place(
         )
     nodes = sorted(free)
     homes = {who: nodes[(first + number) % len(nodes)] for number, (who, _) in enumerate(executors)}
-    left, given = Counter(free), {who: Counter[NodeId]() for who, _ in executors}
+    given = {who: Counter[NodeId]() for who, _ in executors}
     for who, cores in executors:  # everybody's own node first, so that nobody takes it from them
         node = homes[who]
         own = min(cores, left[node])
@@ -67,3 +70,12 @@ def place(
         who: Placement(homes[who], {node: n for node, n in given[who].items() if n})
         for who, _ in executors
     }
+
+
+def _require_executors(executors: Sequence[tuple[Peer, int]]) -> None:
+    names = Counter(who for who, _ in executors)
+    for who, cores in executors:
+        if cores < 1:
+            raise BadValueError(f"cores of {who!r}", "be at least 1", cores)
+        if names[who] > 1:
+            raise BadValueError("executors", "have a name each", f"{names[who]} times {who!r}")

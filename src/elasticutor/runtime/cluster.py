@@ -56,7 +56,7 @@ def free_cores(hub: Hub, without: tuple[str, Peer] | None = None) -> dict[NodeId
 
 def spread_cores(cores: int, home: NodeId, free: Mapping[NodeId, int]) -> dict[NodeId, int]:
     """So many cores: from the executor's own node first, then from where most are free."""
-    if type(cores) is not int:
+    if type(cores) is not int or cores < 0:
         raise BadValueError("cores", "be a whole number, or one for each node", cores)
     left, wanted = Counter(dict(free)), Counter[NodeId]()
     if cores > sum(free.values()):
@@ -162,6 +162,9 @@ class BaseCluster(ABC):
         plan = topology.plan()
         if self._stopped:
             raise ClusterError("cluster", "be running", "a run after its end")
+        if not self._hub.nodes:
+            gone = "; ".join(f"{node}: {why}" for node, why in self._hub.gone.items())
+            raise ClusterError("cluster", "have nodes", f"none. Lost are {gone}", "make a new one")
         if balance_s < 0 or measure_s <= 0:
             raise BadValueError("intervals", "be positive", (balance_s, measure_s))
         self._runs += 1

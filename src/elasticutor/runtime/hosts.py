@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from elasticutor._version import __version__
 from elasticutor.core.ids import NodeId
 from elasticutor.errors import ElasticutorError
 from elasticutor.runtime import messages as say
@@ -38,6 +39,18 @@ class Bootstrap:
     driver: Endpoint
     address: tuple[str, int]
     """The driver's, to find out which of our own addresses reaches it."""
+    version: str = __version__
+    """Of elasticutor on the driver."""
+
+    def require_version(self) -> None:
+        """Refuse to work with another version: its messages may not be ours."""
+        if self.version != __version__:
+            raise ElasticutorError(
+                "elasticutor on Spark's executors",
+                f"be the driver's version, {self.version}",
+                __version__,
+                "install the same version everywhere",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,7 @@ def home() -> str:
 
 def host_nodes(bootstrap: Bootstrap, wanted: NodesWanted) -> None:
     """Start nodes, and stay until all of them have ended."""
+    bootstrap.require_version()
     remove_stale()
     host = advertised_host(bootstrap.address)
     places = {
@@ -164,6 +178,7 @@ def ends_name(number: int) -> str:
 
 def host_ends(bootstrap: Bootstrap, run: str, number: int) -> None:
     """Start the sources and sinks that the driver names, and stay until all have ended."""
+    bootstrap.require_version()
     host = advertised_host(bootstrap.address)
     mail = _mail(bootstrap, host, f"{ends_name(number)} of {run}")
     try:

@@ -155,7 +155,7 @@ class Hub:
                 self._make_calls()
                 try:
                     for message in self.mail.receive():
-                        self._take(message)
+                        self._take_safely(message)
                 except ProtocolError as error:
                     self._fail_all(error)
                 if time.monotonic() >= beat_at:
@@ -196,6 +196,14 @@ class Hub:
             run.tick()
             if run.phase is RunPhase.ENDED:
                 del self.runs[name]
+
+    def _take_safely(self, message: Any) -> None:
+        """Whatever a message leads to, the driver's thread goes on."""
+        try:
+            self._take(message)
+        except Exception as error:
+            log.debug("a message that could not be handled", exc_info=True)
+            self.mail.drop(f"{type(message).__name__}: {error}")
 
     def _take(self, message: Any) -> None:
         match message:

@@ -71,14 +71,14 @@ def _plain(value: Any) -> Any:
         >>> _plain({3: (1, 2), "rate": float("inf"), "path": Path("a")})
         {'3': [1, 2], 'rate': 'inf', 'path': 'a'}
     """
-    if isinstance(value, np.generic):
-        value = value.item()
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):
-        return {str(_plain(key)): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset | np.ndarray):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
         return [_plain(item) for item in value]
     return str(value)

@@ -99,7 +99,7 @@ class _Recent:
     def add(self, seconds: float, rows: int, more: Any) -> None:
         now = time.monotonic()
         self.intervals.append((now, seconds, rows, more))
-        while len(self.intervals) > 1 and now - self.intervals[0][0] > WINDOW_S:
+        while now - self.intervals[0][0] > WINDOW_S:  # never the one just added
             self.intervals.popleft()
 
     def rate(self) -> float:

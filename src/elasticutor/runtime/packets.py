@@ -4,8 +4,8 @@ The schema is not in a packet: it is told once per channel (`elasticutor.runtime
 
 | part | what it is | who needs it |
 |---|---|---|
-| births | pairs of (when, how many): runs of tuples that became due together | whoever measures latency |
-| hashes | the key's 64-bit hash of every tuple, made once by whoever sends it | the receiver, for the shard |
+| births | (when, how many): runs of tuples that became due together | who measures latency |
+| hashes | the 64-bit hash of every tuple's key, made once, by the sender | the receiver |
 | data | an Arrow IPC record batch | the operator |
 """
 
@@ -101,7 +101,7 @@ def open_batch(data: Buffer, rows: int, schema: pa.Schema) -> pa.RecordBatch:
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema)
         batch.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+    except Exception as error:  # Arrow has many words for it, EOFError among them
         raise BadValueError("packet", "be a record batch of the channel", str(error)) from error
     if batch.num_rows != rows:
         raise BadValueError("packet", f"have the {rows} rows that it announces", batch.num_rows)

@@ -178,8 +178,18 @@ class Run:
         return wanted
 
     def move(self, operator: str, executor: int, shard: int, task: int) -> None:
-        """Ask for a shard to be moved to a task; `events("shard moved")` tells when it is there."""
+        """Ask for a shard to be moved to a task; `events("shard moved")` tells when it is there.
+
+        Raises:
+            BadValueError: There is no such executor, shard or task.
+        """
         who = self._executor(operator, executor)
+        shards = next(op.shards for op in self._supervisor.plan.operators if op.name == operator)
+        if type(shard) is not int or not 0 <= shard < shards:
+            raise BadValueError(f"shard of {who!r}", f"be 0 to {shards - 1}", shard)
+        tasks = sorted(self.tasks(operator, executor))
+        if task not in tasks:
+            raise BadValueError(f"task of {who!r}", f"be one of {tasks}", task)
         asked = ev.MoveAsked(ShardId(shard), TaskId(task))
         self._hub.call(lambda: self._supervisor.ask(who, asked))
 

@@ -113,7 +113,8 @@ class Supervisor:
         self._sources = _processes(plan.sources)
         self._sinks = _processes(plan.sinks)
         self._everybody = (*self._executors, *self._sources, *self._sinks)
-        self._hosts_up: set[int] = set()
+        self._hosts_up: dict[int, str] = {}
+        """Hosts of sources and sinks, and in words where they are."""
         self._exhausted: set[Peer] = set()
         self._left: set[str] = set()
         """Those that have yet to say that nothing of the run is left there: nodes, and the hosts
@@ -194,12 +195,17 @@ class Supervisor:
 
     def _on_host_up(self, message: say.EndsHostUp) -> None:
         """Give a host of sources and sinks its share of them."""
+        if message.number in self._hosts_up:
+            # Spark tries a lost task again, but what the first one had sent cannot be taken back.
+            who = f"host {message.number} of sources and sinks{self._hosts_up[message.number]}"
+            self.fail(RunError(who, "go on", "was lost, and has been started anew"))
         if self.phase in (RunPhase.ENDING, RunPhase.ENDED):
             self._hub.mail.know(self._name(ends_name(message.number)), message.endpoint)
             self._send(ends_name(message.number), say.EndRun(self.run, 0.0))
             return
-        self._hosts_up.add(message.number)
         near = [n for n, seen in sorted(self._hub.nodes.items()) if seen.home == message.home]
+        beside = f", beside {' and '.join(f'node {node!r}' for node in near)}," if near else ""
+        self._hosts_up[message.number] = beside
         ends: list[tuple[str, str, bytes]] = []
         for place, (kind, who, make) in enumerate(self._ends()):
             if place % self._ends_hosts == message.number:
@@ -471,7 +477,7 @@ class Supervisor:
     def missing(self) -> str:
         """Who has yet to come up, in words."""
         absent = [who for who in self._everybody if who not in self._book]
-        hosts = sorted(set(range(self._ends_hosts)) - self._hosts_up)
+        hosts = sorted(set(range(self._ends_hosts)) - self._hosts_up.keys())
         if not absent:
             return "; ".join(self.coordinator.waiting_for())
         words = f"no word from {', '.join(absent)}"

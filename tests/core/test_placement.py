@@ -1,0 +1,86 @@
+"""Where executors and their first cores go."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.placement import place
+from elasticutor.errors import BadValueError
+
+wants = st.lists(st.integers(1, 6), max_size=8).map(
+    lambda cores: [(Peer(f"e{number}"), count) for number, count in enumerate(cores)]
+)
+frees = st.lists(st.integers(-2, 9), min_size=1, max_size=6).map(
+    lambda cores: {NodeId(f"n{number}"): count for number, count in enumerate(cores)}
+)
+
+
+@given(wants, frees, st.integers(0, 20))
+def test_all_get_what_they_want_and_no_node_gives_more_than_it_has(
+    executors: list[tuple[Peer, int]], free: dict[NodeId, int], first: int
+) -> None:
+    there = sum(max(0, cores) for cores in free.values())
+    assume(sum(cores for _, cores in executors) <= there)
+    placed = place(executors, free, first)
+    assert list(placed) == [who for who, _ in executors]
+    given_away: Counter[NodeId] = Counter()
+    for who, cores in executors:
+        assert sum(placed[who].cores.values()) == cores
+        assert all(count > 0 for count in placed[who].cores.values())
+        given_away.update(placed[who].cores)
+    assert all(count <= free[node] for node, count in given_away.items())
+
+
+@given(wants, frees, st.integers(0, 20))
+def test_main_processes_go_round_the_nodes(
+    executors: list[tuple[Peer, int]], free: dict[NodeId, int], first: int
+) -> None:
+    assume(sum(cores for _, cores in executors) <= sum(max(0, n) for n in free.values()))
+    nodes = sorted(free)
+    homes = [placed.node for placed in place(executors, free, first).values()]
+    assert homes == [nodes[(first + number) % len(nodes)] for number in range(len(homes))]
+
+
+@given(wants, frees, st.integers(0, 20))
+def test_a_core_elsewhere_is_taken_only_when_those_at_home_are_given_to_its_own(
+    executors: list[tuple[Peer, int]], free: dict[NodeId, int], first: int
+) -> None:
+    assume(sum(cores for _, cores in executors) <= sum(max(0, n) for n in free.values()))
+    placed = place(executors, free, first)
+    for who, cores in executors:
+        home = placed[who].node
+        if placed[who].cores.get(home, 0) < cores:
+            own = sum(p.cores.get(home, 0) for p in placed.values() if p.node == home)
+            assert own == max(0, free[home])
+
+
+def test_cores_elsewhere_come_from_where_most_are_free() -> None:
+    free = {NodeId("a"): 1, NodeId("b"): 2, NodeId("c"): 5}
+    assert place([(Peer("e"), 3)], free)[Peer("e")].cores == {"a": 1, "c": 2}
+
+
+def test_more_than_there_is_is_refused_with_a_hint() -> None:
+    with pytest.raises(BadValueError, match=r"at most the 2 that are free.*got 3.*Hint"):
+        place([(Peer("a"), 3)], {NodeId("n0"): 1, NodeId("n1"): 1, NodeId("n2"): -4})
+
+
+def test_without_nodes_nobody_can_be_placed() -> None:
+    assert place([], {}) == {}
+    with pytest.raises(BadValueError, match="0 that are free on 0 nodes"):
+        place([(Peer("a"), 1)], {})
+
+
+@pytest.mark.parametrize("cores", [0, -1])
+def test_an_executor_without_cores_is_refused(cores: int) -> None:
+    with pytest.raises(BadValueError, match="cores of 'a' must be at least 1"):
+        place([(Peer("a"), cores)], {NodeId("n0"): 4})
+
+
+def test_two_executors_of_one_name_are_refused() -> None:
+    with pytest.raises(BadValueError, match="name each"):
+        place([(Peer("a"), 1), (Peer("a"), 1)], {NodeId("n0"): 4})

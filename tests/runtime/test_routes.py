@@ -1,0 +1,145 @@
+"""The static tier as sources and tasks apply it: every tuple to one executor of every route."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elasticutor.core.ids import Peer
+from elasticutor.core.keys import executors_of, key_hashes
+from elasticutor.runtime.packets import Births, born
+from elasticutor.runtime.routes import Router
+from elasticutor.runtime.specs import Route
+from elasticutor.runtime.wire import Outgoing, Result, decode, encode
+
+
+def route(name: str, key: tuple[str, ...], executors: int) -> Route:
+    return Route(name, key, tuple(Peer(f"{name}.{n}") for n in range(executors)))
+
+
+SINK = Route("out", (), (Peer("out"),))
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[pa.RecordBatch, Births, list[Route]]:
+    """A batch with a number for every row, its births, and routes of all kinds."""
+    keys = draw(st.lists(st.tuples(st.none() | st.integers(-5, 5), st.sampled_from("abc"))))
+    rows = len(keys)
+    batch = pa.record_batch(
+        {
+            "user": pa.array([user for user, _ in keys], pa.int64()),
+            "city": pa.array([city for _, city in keys], pa.string()),
+            "row": pa.array(range(rows), pa.int64()),
+        }
+    )
+    more = batch.slice(0, draw(st.integers(0, 2)))  # sources cut batches from larger ones
+    batch = pa.concat_batches([more, batch]).slice(more.num_rows)
+    cuts = sorted(draw(st.lists(st.integers(0, rows), max_size=3)))
+    counts = np.diff([0, *cuts, rows])
+    births = np.stack([np.arange(len(counts)) * 10, counts], axis=1)
+    key = st.sampled_from([("user",), ("city",), ("user", "city")])
+    routes = [
+        route(f"op{number}", chosen, draw(st.integers(1, 5)))
+        for number, chosen in enumerate(draw(st.lists(key, min_size=1, max_size=3)))
+    ]
+    return batch, births, [*routes, SINK]
+
+
+def by_peer(outputs: list[Outgoing]) -> dict[Peer, Outgoing]:
+    assert len({output.destination for output in outputs}) == len(outputs)
+    return {output.destination: output for output in outputs}
+
+
+def ages(births: Births) -> list[int]:
+    return [when for when, count in births.tolist() for _ in range(count)]
+
+
+@settings(max_examples=150)
+@given(streams())
+def test_every_tuple_goes_to_the_one_executor_that_its_key_names(
+    stream: tuple[pa.RecordBatch, Births, list[Route]],
+) -> None:
+    batch, births, routes = stream
+    outputs = by_peer(Router(routes).split(batch, births))
+    assert set(outputs) <= {peer for route in routes for peer in route.peers}
+    for way in routes:
+        if not way.key:
+            continue
+        hashes = key_hashes(*(batch.column(name) for name in way.key))
+        expected: dict[Peer, list[int]] = defaultdict(list)
+        for row, owner in enumerate(executors_of(hashes, len(way.peers)).tolist()):
+            expected[way.peers[owner]].append(row)
+        theirs = {peer: outputs[peer] for peer in way.peers if peer in outputs}
+        assert theirs.keys() == expected.keys()  # nobody is sent nothing
+        for peer, output in theirs.items():
+            rows = expected[peer]
+            opened = output.packet.open(batch.schema)
+            assert opened.equals(batch.take(pa.array(rows)))  # in their order
+            assert output.packet.hashes.tolist() == hashes[rows].tolist()
+            assert ages(output.packet.births) == [ages(births)[row] for row in rows]
+            assert output.packet.rows == len(rows)
+            assert output.size == output.packet.size
+
+
+@settings(max_examples=60)
+@given(streams())
+def test_a_sink_is_sent_the_whole_batch_without_hashes(
+    stream: tuple[pa.RecordBatch, Births, list[Route]],
+) -> None:
+    batch, births, routes = stream
+    outputs = by_peer(Router(routes).split(batch, births))
+    if not batch.num_rows:
+        assert not outputs
+        return
+    packet = outputs[Peer("out")].packet
+    assert packet.open(batch.schema).equals(batch)
+    assert ages(packet.births) == ages(births)
+    assert len(packet.hashes) == 0
+
+
+@settings(max_examples=60)
+@given(streams())
+def test_what_is_routed_survives_the_wire(
+    stream: tuple[pa.RecordBatch, Births, list[Route]],
+) -> None:
+    batch, births, routes = stream
+    outputs = Router(routes).split(batch, births)
+    result: Any = Result(1, 1, 1, 0.5, None, outputs)  # type: ignore[arg-type]
+    back = decode([bytes(memoryview(frame)) for frame in encode(result)])
+    for sent, come in zip(outputs, back.outputs, strict=True):
+        assert come.destination == sent.destination
+        assert come.packet.open(batch.schema).equals(sent.packet.open(batch.schema))
+        assert come.packet.births.tolist() == sent.packet.births.tolist()
+
+
+def test_an_empty_batch_goes_nowhere() -> None:
+    batch = pa.record_batch({"user": pa.array([], pa.int64())})
+    assert Router([route("a", ("user",), 3), SINK]).split(batch, born(0.0, 0)) == []
+
+
+def test_without_routes_tuples_go_nowhere() -> None:
+    batch = pa.record_batch({"user": pa.array([1])})
+    assert Router([]).split(batch, born(0.0, 1)) == []
+
+
+def test_everybody_who_may_be_sent_something_is_named() -> None:
+    router = Router([route("a", ("user",), 2), SINK])
+    assert router.peers == ("a.0", "a.1", "out")
+
+
+@pytest.mark.parametrize("births", [[[7, 4]], [[7, 1], [8, 0], [9, 3]]])
+def test_births_add_up_over_all_executors(births: list[list[int]]) -> None:
+    batch = pa.record_batch({"user": pa.array([1, 2, 3, 4])})
+    outputs = Router([route("a", ("user",), 3)]).split(batch, np.array(births))
+    assert sum(int(output.packet.births[:, 1].sum()) for output in outputs) == 4
+    sums: dict[int, int] = defaultdict(int)
+    for output in outputs:
+        for when, count in output.packet.births.tolist():
+            sums[when] += count
+    assert sums == {when: count for when, count in births if count}
