@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from elasticutor import demo as play
+from elasticutor.bench.live import spark_cluster
 from elasticutor.cli.output import err, note, out, print_json
 from elasticutor.demo import CORES, HOT_S, HOT_SHARE, LENGTH_S, RATE, ROW_S, SHARDS, Story
 from elasticutor.errors import BadValueError
@@ -40,21 +41,14 @@ def demo(
     """
     _require_drawing(plot)
     note("starting Spark …")
-    from elasticutor.spark import Cluster
-    from elasticutor.spark.session import local_session
-
-    spark = local_session("local[2]", "elasticutor demo")
-    try:
-        with Cluster(spark, nodes=1, cores=CORES, pin=False) as cluster:
-            stories = []
-            for balanced in (True, False):
-                with _view(balanced, hidden=plain or as_json) as watch:
-                    story = play.tell(
-                        cluster, balanced=balanced, seed=seed, seconds=seconds, watch=watch
-                    )
-                stories.append(story)
-    finally:
-        spark.stop()
+    stories = []
+    with spark_cluster(CORES) as cluster:
+        for balanced in (True, False):
+            with _view(balanced, hidden=plain or as_json) as watch:
+                story = play.tell(
+                    cluster, balanced=balanced, seed=seed, seconds=seconds, watch=watch
+                )
+            stories.append(story)
     with_it, without = stories
     if as_json:
         print_json({"balanced": with_it.as_dict(), "not_balanced": without.as_dict()})

@@ -18,6 +18,8 @@ from elasticutor.runtime.hosts import Bootstrap, NodesWanted, host_ends, host_no
 log = logging.getLogger(__name__)
 
 _RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): .*$", re.MULTILINE)
+_THROWN = re.compile(r"^: [\w.$]+: (.*)$", re.MULTILINE)
+"""How Py4J tells of a Java exception: in its second line, behind a colon."""
 
 
 class LongJob:
@@ -93,18 +95,22 @@ def _profile(cpus: int) -> Any:
 
 
 def told_by(error: Exception) -> str:
-    r"""The part of a Spark exception that its reader wants: what Python raised, or the first line.
+    r"""The part of a Spark exception that its reader wants: what Python raised, or Spark itself.
 
     Example:
         >>> told_by(Exception("Job aborted\n  File x\nModuleNotFoundError: No module named 'y'"))
         "ModuleNotFoundError: No module named 'y'"
+        >>> told_by(Exception("An error occurred.\n: a.b.SparkException: Cancelled"))
+        'Cancelled'
     """
-    text = str(error)
-    raised = _RAISED.findall(text)
-    for line in reversed(raised):
+    text = str(error).strip()
+    for line in reversed(_RAISED.findall(text)):
         if "PythonException" not in line and "SparkException" not in line:
             return str(line)
-    return text.strip().splitlines()[0] if text.strip() else type(error).__name__
+    thrown = _THROWN.search(text)
+    if thrown:
+        return thrown.group(1)
+    return text.splitlines()[0] if text else type(error).__name__
 
 
 class NodesTask:

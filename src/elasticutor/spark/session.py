@@ -19,7 +19,8 @@ from elasticutor.runtime.hub import ClusterError
 OLDEST = (4, 0)
 _LOCAL = re.compile(r"local(\[[^\]]*\])?$")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]$")
-_REGISTER_S = 15.0
+_REGISTER_S = 60.0
+"""How long the first executors may take to come up: a cluster manager has to find them room."""
 
 
 @dataclass(frozen=True, slots=True)
