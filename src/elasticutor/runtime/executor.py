@@ -67,6 +67,7 @@ class MainProcess:
         self._asked_at: dict[TaskId, float] = {}  # when a core was granted or taken
         self._registered = False
         self._finished = False
+        self._resting = self._rested = False
         self._destinations = tuple(p for route in spec.operator.routes for p in route.peers)
         for node, endpoint in spec.nodes.items():
             mail.know(_node(node), endpoint)
@@ -82,10 +83,12 @@ class MainProcess:
             self._mail.wait(min(balance_at, measure_at, now + _IDLE_S) - now)
             for message in self._mail.receive():
                 self._take(message)
+            self._try_to_rest()
             now = time.monotonic()
             if now >= balance_at:
                 balance_at = now + tempo.balance_s
-                self._tell(ev.BalanceDue())
+                if not self._resting:
+                    self._tell(ev.BalanceDue())
             if now >= measure_at:
                 measure_at = now + tempo.measure_s
                 self._measure()
@@ -111,8 +114,8 @@ class MainProcess:
         except LATE:
             raise
         except (ProtocolError, BadValueError) as error:
-            if isinstance(event, ev.MoveAsked | ev.CoreTaken):
-                self._mail.drop(str(error))  # somebody's wish, and nobody waits for it
+            if isinstance(event, ev.MoveAsked):  # somebody's wish, and nobody waits for it
+                self._report(say.MoveRefused(event.shard, event.destination, str(error)))
                 return
             failed = ev.AttemptFailed(self._core.epochs.attempt, f"{type(event).__name__}: {error}")
             orders = self._core.handle(failed, time.monotonic())
@@ -180,6 +183,22 @@ class MainProcess:
     def _on_explain(self, message: say.Explain) -> None:
         waits = tuple(self._core.waiting_for())
         self._mail.send(DRIVER, say.Recount(self._run, self._spec.who, waits))
+
+    def _on_move_asked(self, event: ev.MoveAsked) -> None:
+        if self._resting:
+            refused = say.MoveRefused(event.shard, event.destination, "the run is drained")
+            self._report(refused)
+        else:
+            self._tell(event)
+
+    def _on_rest(self, message: say.Rest) -> None:
+        self._resting = True
+        self._rested = False
+
+    def _try_to_rest(self) -> None:
+        if self._resting and not self._rested and not self._core.moves:
+            self._rested = True
+            self._report(say.Rested())
 
     def _on_finish(self, message: say.Finish) -> None:
         for task in self._tasks:
@@ -315,7 +334,6 @@ def _node(node: NodeId) -> str:
 
 
 _FROM_OTHERS = (
-    ev.MoveAsked,
     ev.OfferMeasured,
     ev.LabelReached,
     ev.TaskFlushed,
@@ -342,6 +360,8 @@ _HANDLERS: dict[type, Callable[[MainProcess, Any], None]] = {
     CommitEpoch: MainProcess._on_commit,
     say.Peers: MainProcess._on_peers,
     say.SetCores: MainProcess._set_cores,
+    ev.MoveAsked: MainProcess._on_move_asked,
+    say.Rest: MainProcess._on_rest,
     say.Explain: MainProcess._on_explain,
     say.Finish: MainProcess._on_finish,
     say.TaskUp: MainProcess._on_task_up,

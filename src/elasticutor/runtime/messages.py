@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, TaskId
+from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, ShardId, TaskId
 from elasticutor.core.keeper import SendSlice
 from elasticutor.core.latency import LatencyHistogram
 from elasticutor.core.metrics import ExecutorMetrics
@@ -56,6 +56,20 @@ class Said:
     run: str
     who: Peer
     what: Any
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRefused:
+    """An executor's report: it does not move a shard, though it was asked to."""
+
+    shard: ShardId
+    destination: TaskId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rested:
+    """An executor's report: nothing moves there any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +192,11 @@ class SetCores:
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """Move nothing from now on, and say when the last move is done."""
+
+
+@dataclass(frozen=True, slots=True)
 class Explain:
     """Say why nothing happens."""
 
@@ -289,7 +308,7 @@ class NodeUp:
     host: str
     """The address of its machine."""
     home: str
-    """Says which machine, user and Spark executor it is on; equal for those that can share files."""
+    """Which machine, user and Spark executor it is on; those alike can share files."""
     sockets: str
     """The directory of its ipc sockets."""
     note: str

@@ -180,6 +180,9 @@ class Run:
     def move(self, operator: str, executor: int, shard: int, task: int) -> None:
         """Ask for a shard to be moved to a task; `events("shard moved")` tells when it is there.
 
+        Nothing comes of it if the shard is on the move, or if the node that it should go to has
+        not yet dropped the copy that it had before; then ask again.
+
         Raises:
             BadValueError: There is no such executor, shard or task.
         """

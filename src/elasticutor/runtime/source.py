@@ -166,6 +166,7 @@ class SourceProcess:
         assert self._reader is not None  # an epoch ends only after the start
         self._end_epoch(order.epoch)
         self._silent = self._draining
+        self._measure()
         offset = self._reader.offset
         prepared = ParticipantPrepared(self._spec.who, order.attempt, order.epoch, offset)
         self._mail.send(DRIVER, say.Said(self._spec.site.run, self._spec.who, prepared))

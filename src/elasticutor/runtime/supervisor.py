@@ -116,6 +116,7 @@ class Supervisor:
         self._hosts_up: dict[int, str] = {}
         """Hosts of sources and sinks, and in words where they are."""
         self._exhausted: set[Peer] = set()
+        self._restless: set[Peer] = set()
         self._left: set[str] = set()
         """Those that have yet to say that nothing of the run is left there: nodes, and the hosts
         of sources and sinks."""
@@ -284,7 +285,7 @@ class Supervisor:
                     # Without a checkpoint a manifest has nothing to name: the epoch is over.
                     self._enact(self.coordinator.handle(co.ManifestWritten(epoch)))
                     if self.phase is RunPhase.DRAINING:
-                        self._drained()
+                        self._come_to_rest()
                 case co.StartSource(who=who):
                     self._send(who, order)
                     if self.phase is RunPhase.STARTING:
@@ -307,6 +308,12 @@ class Supervisor:
                 self.fail(RunError(who, "go on", f"failed: {reason}"))
             case do.ReportMove():
                 self._journal_move(who, what)
+            case say.MoveRefused():
+                self.journal.write(
+                    "move refused", executor=who, shard=what.shard, cause="asked", reason=what.why
+                )
+            case say.Rested():
+                self._on_rested(who)
             case do.ReportHotShards(shards):
                 self.journal.write("hot shards", executor=who, shards=list(shards))
             case co.ParticipantReady() | co.ParticipantPrepared():
@@ -377,11 +384,24 @@ class Supervisor:
         if self._exhausted == set(self._sources):
             self.drain()
 
+    def _come_to_rest(self) -> None:
+        """Everything is processed; before state is read, the last shard must have arrived."""
+        if self.ends_by_itself:
+            self._drained()
+            self.end()
+            return
+        self._restless = set(self._executors)
+        for who in self._executors:
+            self._send(who, say.Rest())
+
+    def _on_rested(self, who: Peer) -> None:
+        self._restless.discard(who)
+        if not self._restless and self.phase is RunPhase.DRAINING:
+            self._drained()
+
     def _drained(self) -> None:
         self.journal.write("run drained", run=self.run, seconds=self._age())
         self._set_phase(RunPhase.DRAINED)
-        if self.ends_by_itself:
-            self.end()
 
     def end(self) -> None:
         """End every process of the run."""
