@@ -65,7 +65,10 @@ class Reader(ABC):
     """Whether nothing will ever come again."""
 
     offset: Any = None
-    """The position behind the last offer, in any form that can be pickled; never None after one."""
+    """The position behind the last offer; never None after one.
+
+    Of plain values: numbers, strings, bytes, and lists, tuples, dicts and sets of them.
+    """
 
     @abstractmethod
     def poll(self, now: float, max_rows: int) -> Offer | None:

@@ -38,7 +38,7 @@ from elasticutor.runtime.cluster import ProcessCluster
 from elasticutor.runtime.hub import ClusterError
 from elasticutor.runtime.run import Run
 from elasticutor.runtime.supervisor import RunError
-from elasticutor.sinks import CallableSink, MemorySink, Sink, SinkError
+from elasticutor.sinks import CallableSink, MemorySink, Sink, SinkError, Writer
 from elasticutor.sources import Generator, Reader, Source
 from elasticutor.topology import Topology
 
@@ -284,6 +284,26 @@ class Stuck:
     def __call__(self, batch: pa.RecordBatch) -> None:
         with Path(self.path).open("rb") as pipe:
             pipe.read()
+
+
+class Unclosable(Sink):
+    def open(self, task: int, schema: pa.Schema) -> Writer:
+        return _Unclosable()
+
+
+class _Unclosable(Writer):
+    def write(self, batch: pa.RecordBatch) -> None:
+        pass
+
+    def close(self) -> None:
+        raise OSError("the last page was torn")
+
+
+def test_a_sink_that_cannot_close_after_the_drain_is_no_success(cluster: ProcessCluster) -> None:
+    source = Generator(rate=None, keys=40, payload=0, rows=500)
+    run = cluster.submit(chained(source=source, sink=Unclosable()))
+    with pytest.raises(SinkError, match="the last page was torn"):
+        run.wait(PATIENCE_S)
 
 
 def test_a_run_that_is_cancelled_ends_without_waiting_for_a_sink_that_is_stuck(

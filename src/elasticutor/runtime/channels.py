@@ -71,6 +71,18 @@ _DISCARD_PORT: Final = 9  # any port would do: nothing is sent
 _TICKET: Final = struct.Struct(">8sQ")
 
 
+_forks = 0
+"""How often this process's ancestors have forked on the way to it; to compare it costs nothing."""
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """Where an inbox is reached: a plain value, to be sent to whoever shall send there."""
@@ -133,6 +145,7 @@ class Links:
         self._ipc_dir = ipc_dir
         self._host = host
         self._pid = os.getpid()
+        self._forks = _forks
         self._closed = False
         self._inboxes: dict[str, Inbox] = {}
         self._outboxes: dict[Endpoint, Outbox] = {}
@@ -242,7 +255,7 @@ class Links:
             ProtocolError: in either case. After a fork both processes would write to the same
                 connections, and the threads that carry them exist in the parent only.
         """
-        if os.getpid() != self._pid:
+        if _forks != self._forks:
             raise ProtocolError(
                 "links",
                 f"be used in the process that made them, {self._pid}",
@@ -333,6 +346,11 @@ class Links:
         taken = made.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
         # A name that has only IPv6 addresses is given as one: who connects must know beforehand.
         return _tcp_address(address if made.ipv6 else self._host, taken)
+
+
+# As plain numbers: to combine flags costs more than a small frame does.
+_LAST = int(zmq.DONTWAIT)
+_AHEAD = int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
 class Inbox:
@@ -433,9 +451,8 @@ class Outbox:
             raise ProtocolError("outbox", "be open", "closed", f"it went to {self.to}")
         _require_buffers(frames)
         push = self._socket.send
-        ahead = zmq.DONTWAIT | zmq.SNDMORE
         try:
-            push(_TICKET.pack(self._name, self._sent + 1), ahead)
+            push(_TICKET.pack(self._name, self._sent + 1), _AHEAD)
         except zmq.Again:
             # There is no limit to run into, so the connection was given up: keys were refused.
             raise ProtocolError(
@@ -444,7 +461,7 @@ class Outbox:
         self._sent += 1
         last = len(frames) - 1
         for at, frame in enumerate(frames):
-            push(frame, zmq.DONTWAIT if at == last else ahead, copy=False)
+            push(frame, _LAST if at == last else _AHEAD, copy=False)
 
     def close(self, linger_s: float = 0.0) -> None:
         """Close; what is still unsent has `linger_s` seconds to leave, in the background.
@@ -462,7 +479,7 @@ def _next_message(waiting: deque[Socket]) -> list[zmq.Frame | bytes] | None:
     """The next message of the socket whose turn it is; sockets without one leave the round."""
     while waiting:
         try:
-            frame = waiting[0].recv(zmq.DONTWAIT, copy=False)
+            frame = waiting[0].recv(_LAST, copy=False)
         except zmq.Again:
             waiting.popleft()
             continue
@@ -473,7 +490,7 @@ def _next_message(waiting: deque[Socket]) -> list[zmq.Frame | bytes] | None:
             message.append(frame if len(frame) >= LARGE_BYTES else frame.bytes)
             if not frame.more:
                 break
-            frame = waiting[0].recv(zmq.DONTWAIT, copy=False)  # it is there: messages come whole
+            frame = waiting[0].recv(_LAST, copy=False)  # it is there: messages come whole
         waiting.rotate(-1)
         return message
     return None

@@ -117,6 +117,7 @@ class Supervisor:
         """Hosts of sources and sinks, and in words where they are."""
         self._exhausted: set[Peer] = set()
         self._restless: set[Peer] = set()
+        self._was_drained = False
         self._left: set[str] = set()
         """Those that have yet to say that nothing of the run is left there: nodes, and the hosts
         of sources and sinks."""
@@ -400,6 +401,7 @@ class Supervisor:
             self._drained()
 
     def _drained(self) -> None:
+        self._was_drained = True
         self.journal.write("run drained", run=self.run, seconds=self._age())
         self._set_phase(RunPhase.DRAINED)
 
@@ -429,7 +431,13 @@ class Supervisor:
         self.end()
 
     def _on_failed(self, message: say.Failed) -> None:
-        self.fail(_unpickled(message))
+        error = _unpickled(message)
+        if self.phase is RunPhase.ENDING and self._was_drained and self.error is None:
+            # A sink that cannot close has lost what it had kept: that is no success.
+            self.error = error
+            self.journal.write("failure", run=self.run, reason=str(error))
+        else:
+            self.fail(error)
 
     def lost(self, who: str, code: int, said: str, where: str) -> None:
         """A process has ended that should not have."""
