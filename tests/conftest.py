@@ -1,6 +1,7 @@
 """Settings for all tests."""
 
 import os
+import signal
 
 from hypothesis import settings
 
@@ -9,3 +10,8 @@ from hypothesis import settings
 settings.register_profile("desk", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "desk")
+
+# Started in the background, or by `nohup`, these signals are ignored, and whoever is started from
+# here would inherit that. Some tests are about what they do.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)

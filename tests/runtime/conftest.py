@@ -10,7 +10,7 @@ from tests.runtime.live import processes_of, started, wait_until
 from elasticutor.runtime.cluster import ProcessCluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_cluster() -> Iterator[ProcessCluster]:
     """Two nodes of two cores; nothing of it is left at the end."""
     with started(nodes=2, cores=2) as cluster:

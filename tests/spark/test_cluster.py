@@ -81,12 +81,12 @@ def pipes() -> int:
 def test_to_stop_a_cluster_twice_is_to_stop_it_once_and_nothing_is_left_of_it(
     spark: SparkSession,
 ) -> None:
-    before = pipes()
+    before, threads = pipes(), ours()
     cluster = Cluster(spark, nodes=1, cores=1)
-    assert ours()
+    assert ours() != threads
     cluster.stop()
     cluster.stop()
-    assert not ours()
+    assert ours() == threads
     assert not of_clusters()
     assert pipes() == before
     assert "stopped" in repr(cluster)
@@ -99,9 +99,10 @@ def test_to_stop_a_cluster_twice_is_to_stop_it_once_and_nothing_is_left_of_it(
 def test_numbers_of_nodes_and_cores_that_cannot_be_are_refused(
     spark: SparkSession, name: str, number: Any
 ) -> None:
+    threads = ours()
     with pytest.raises(BadValueError, match=f"^{name} must be a whole number, at least 1"):
         Cluster(spark, **{name: number})
-    assert not ours()
+    assert ours() == threads
 
 
 def test_a_session_of_spark_connect_is_refused_by_name() -> None:
