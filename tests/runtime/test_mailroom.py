@@ -128,6 +128,34 @@ def test_whoever_finds_a_message_out_of_place_drops_it_the_same_way(
     ]
 
 
+def test_what_is_gathered_leaves_at_the_end_in_its_order(office: Office) -> None:
+    here, there = office.room(), office.room()
+    here.know("there", there.endpoint)
+    with here.gathering():
+        for total in range(200):  # more than are ever gathered
+            here.send("there", Credit(Peer("a"), Attempt(1), total))
+    here.send("there", Credit(Peer("a"), Attempt(1), 200))
+    assert [message.total for message in take(there, 201)] == list(range(201))
+
+
+def test_what_was_gathered_for_somebody_forgotten_still_leaves(office: Office) -> None:
+    here, there = office.room(), office.room()
+    here.know("there", there.endpoint)
+    with here.gathering():
+        here.send("there", Credit(Peer("a"), Attempt(1), 7))
+        here.forget("there")
+    assert [message.total for message in take(there, 1)] == [7]
+
+
+def test_what_was_gathered_leaves_even_if_the_block_raises(office: Office) -> None:
+    here, there = office.room(), office.room()
+    here.know("there", there.endpoint)
+    with pytest.raises(ZeroDivisionError), here.gathering():
+        here.send("there", Credit(Peer("a"), Attempt(1), 7))
+        _ = 1 / 0
+    assert [message.total for message in take(there, 1)] == [7]
+
+
 def test_sending_to_somebody_unknown_is_refused_by_name(office: Office) -> None:
     room = office.room()
     room.know("a", room.endpoint)

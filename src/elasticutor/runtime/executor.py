@@ -43,6 +43,8 @@ LATE = (StaleAttemptError, UnknownTaskError, UnknownNodeError)
 """What the core refuses because it comes too late; nobody waits for an answer to it."""
 
 _IDLE_S = 1.0
+_AT_ONCE = 16
+"""Messages that are taken in before anything is sent; more would delay the first ones."""
 
 
 def run_executor(payload: bytes) -> None:
@@ -81,17 +83,18 @@ class MainProcess:
         while not self._finished:
             now = time.monotonic()
             self._mail.wait(min(balance_at, measure_at, now + _IDLE_S) - now)
-            for message in self._mail.receive():
-                self._take(message)
-            self._try_to_rest()
-            now = time.monotonic()
-            if now >= balance_at:
-                balance_at = now + tempo.balance_s
-                if not self._resting:
-                    self._tell(ev.BalanceDue())
-            if now >= measure_at:
-                measure_at = now + tempo.measure_s
-                self._measure()
+            with self._mail.gathering():
+                for message in self._mail.receive(_AT_ONCE):
+                    self._take(message)
+                self._try_to_rest()
+                now = time.monotonic()
+                if now >= balance_at:
+                    balance_at = now + tempo.balance_s
+                    if not self._resting:
+                        self._tell(ev.BalanceDue())
+                if now >= measure_at:
+                    measure_at = now + tempo.measure_s
+                    self._measure()
 
     # What arrives
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -12,12 +13,13 @@ import zmq
 from elasticutor.errors import ProtocolError, UnknownPeerError
 from elasticutor.runtime.channels import Endpoint, Links, Outbox
 from elasticutor.runtime.specs import Site
-from elasticutor.runtime.wire import WireError, decode, encode
+from elasticutor.runtime.wire import Frames, WireError, bundle, decode, encode, unbundled
 
 log = logging.getLogger(__name__)
 
 DRIVER = "driver"
 _COMPLAIN_EVERY_S = 10.0
+_MOST_GATHERED = 64
 
 
 class Mailroom:
@@ -34,6 +36,8 @@ class Mailroom:
         self.dropped = 0
         """Messages that were malformed or out of place."""
         self._excused = 0
+        self._gathering = False
+        self._gathered: dict[Outbox, list[Frames]] = {}
         self._complained_at = -_COMPLAIN_EVERY_S
 
     @classmethod
@@ -75,6 +79,9 @@ class Mailroom:
         outbox = self._outboxes.pop(who, None)
         # One inbox has one outbox here, whatever the names under which it is known.
         if outbox is not None and outbox not in self._outboxes.values():
+            gathered = self._gathered.pop(outbox, None)
+            if gathered:
+                outbox.send(bundle(gathered))
             outbox.close(linger_s=1.0)
 
     def send(self, who: str, message: Any) -> None:
@@ -85,7 +92,33 @@ class Mailroom:
             if endpoint is None:
                 raise UnknownPeerError("peer", f"be one of {sorted(self._book)}", who)
             outbox = self._outboxes[who] = self._links.connect(endpoint)
-        outbox.send(encode(message))
+        frames = encode(message)
+        if not self._gathering:
+            outbox.send(frames)
+            return
+        gathered = self._gathered.setdefault(outbox, [])
+        gathered.append(frames)
+        if len(gathered) >= _MOST_GATHERED:
+            outbox.send(bundle(self._gathered.pop(outbox)))
+
+    @contextlib.contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Keep what is sent until the end of the block, and send what goes to one peer as one.
+
+        For an event loop that takes in whatever is there: the more it finds, the less often it has
+        to send, and whom it sends to, to wake up.
+        """
+        self._gathering = True
+        try:
+            yield
+        finally:
+            self._gathering = False
+            self._send_gathered()
+
+    def _send_gathered(self) -> None:
+        while self._gathered:
+            outbox, messages = self._gathered.popitem()
+            outbox.send(bundle(messages))
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until there is mail, a watched file can be read, or the time is up."""
@@ -93,13 +126,19 @@ class Mailroom:
 
     def receive(self, limit: int = 256) -> Iterator[Any]:
         """The messages that are here now."""
-        for frames in self._inbox.receive(limit):
+        for received in self._inbox.receive(limit):
             try:
-                message = decode(frames)
+                messages = unbundled(received)
             except WireError as error:
                 self.drop(str(error))
                 continue
-            yield message
+            for frames in messages:
+                try:
+                    message = decode(frames)
+                except WireError as error:
+                    self.drop(str(error))
+                    continue
+                yield message
         self.require_all()
 
     @property

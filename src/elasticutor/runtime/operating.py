@@ -17,6 +17,7 @@ from collections import namedtuple
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate, pairwise
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -174,8 +175,11 @@ class OperatorRunner:
         else:
             self._process(keys, rows, states, rows_out, ends)
         output = self._written(rows_out, ends, batch, keys) if rows_out else None
-        part_ends = [0, *(ends[end - 1] if end else 0 for end in np.cumsum(part_rows).tolist())]
-        return output, np.diff(part_ends).tolist(), np.diff(stamps) if timed else None
+        row_seconds = np.array([end - start for start, end in pairwise(stamps)]) if timed else None
+        if len(part_rows) == 1:
+            return output, [len(rows_out)], row_seconds
+        part_ends = [0, *(ends[end - 1] if end else 0 for end in accumulate(part_rows))]
+        return output, [end - start for start, end in pairwise(part_ends)], row_seconds
 
     def _keys(self, batch: pa.RecordBatch, columns: list[list[Any]]) -> list[Any]:
         if len(self._key_places) == 1:

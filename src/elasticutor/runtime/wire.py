@@ -13,6 +13,7 @@ matter, looked into when it is (`elasticutor.runtime.packets.open_batch`).
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ class Kind(IntEnum):
     CREDIT = 2
     CHUNK = 3
     RESULT = 4
+    BUNDLE = 5
+    """Several messages to one peer, sent as one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -150,6 +153,39 @@ def decode(frames: Sequence[Buffer]) -> Any:
     except Exception as error:  # whatever the bytes lead to: it was no message
         what = f"{type(error).__name__}: {error}"[:_LONGEST_REASON]
         raise WireError("message", "be one of ours", what) from error
+
+
+def bundle(messages: Sequence[Frames]) -> Frames:
+    """Several messages as one; a message costs ten times what a frame does.
+
+    Example:
+        >>> credits = [Credit(Peer("a"), Attempt(1), total) for total in (10, 20)]
+        >>> [decode(frames).total for frames in unbundled(bundle([encode(c) for c in credits]))]
+        [10, 20]
+    """
+    if len(messages) == 1:
+        return messages[0]
+    counts = struct.pack(f"<{len(messages)}I", *map(len, messages))
+    return [_head(Kind.BUNDLE) + counts, *(frame for frames in messages for frame in frames)]
+
+
+def unbundled(frames: Sequence[Buffer]) -> list[Sequence[Buffer]]:
+    """The messages of a bundle, or the one message that is none.
+
+    Raises:
+        WireError: The bundle does not hold together.
+    """
+    head = memoryview(frames[0])
+    if head.nbytes < _HEAD.size or head[2] != Kind.BUNDLE:
+        return [frames]
+    counts = head[_HEAD.size :]
+    if counts.nbytes % 4 or (head[0], head[1]) != (MAGIC, VERSION):
+        raise WireError("bundle", "say how many frames each message has", counts.nbytes)
+    sizes = struct.unpack(f"<{counts.nbytes // 4}I", counts)
+    if sum(sizes) != len(frames) - 1 or 0 in sizes:
+        raise WireError("bundle", f"have {sum(sizes)} frames", len(frames) - 1)
+    ends = list(itertools.accumulate(sizes, initial=1))
+    return [frames[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _head(kind: Kind) -> bytes:
