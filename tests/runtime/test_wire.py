@@ -35,8 +35,9 @@ from elasticutor.core.ids import Attempt, ChunkId, Epoch, NodeId, Peer, TaskId
 from elasticutor.core.keeper import SendSlice
 from elasticutor.core.latency import LatencyHistogram
 from elasticutor.core.metrics import ExecutorMetrics, Meter
-from elasticutor.runtime import control, journal, wire
+from elasticutor.runtime import control, journal
 from elasticutor.runtime import messages as say
+from elasticutor.runtime import wire as format_
 from elasticutor.runtime.channels import Endpoint, Links
 from elasticutor.runtime.packets import NO_HASHES, Packet, born
 from elasticutor.runtime.wire import (
@@ -695,28 +696,28 @@ def test_what_is_read_is_what_the_standard_library_would_read() -> None:
     assert ChunkId(1) == decode(encode(ev.ChunkProcessed(*(1, 1, 1, 0.5)))).chunk  # type: ignore[arg-type]
 
 
-# Bundles -------------------------------------------------------------------------------------------
+# Bundles ------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(0, 2**60), min_size=1, max_size=20))
 def test_a_bundle_is_its_messages_in_order(totals: list[int]) -> None:
-    messages = [wire.encode(wire.Credit(Peer("a"), Attempt(1), total)) for total in totals]
-    unbundled = wire.unbundled(wire.bundle(messages))
-    assert [wire.decode(frames).total for frames in unbundled] == totals
+    messages = [format_.encode(format_.Credit(Peer("a"), Attempt(1), total)) for total in totals]
+    unbundled = format_.unbundled(format_.bundle(messages))
+    assert [format_.decode(frames).total for frames in unbundled] == totals
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=6))
 def test_frames_that_are_no_bundle_are_one_message_or_refused(frames: list[bytes]) -> None:
     try:
-        unbundled = wire.unbundled(frames)
-    except wire.WireError:
+        unbundled = format_.unbundled(frames)
+    except format_.WireError:
         return
     assert sum(len(message) for message in unbundled) in (len(frames), len(frames) - 1)
 
 
 def test_a_bundle_that_lost_a_frame_is_refused() -> None:
-    credit = wire.encode(wire.Credit(Peer("a"), Attempt(1), 1))
-    whole = wire.bundle([credit, credit])
+    credit = format_.encode(format_.Credit(Peer("a"), Attempt(1), 1))
+    whole = format_.bundle([credit, credit])
     for broken in (whole[:-1], [*whole, b"more"], [whole[0][:-1], *whole[1:]]):
-        with pytest.raises(wire.WireError, match="bundle must"):
-            wire.unbundled(broken)
+        with pytest.raises(format_.WireError, match="bundle must"):
+            format_.unbundled(broken)

@@ -32,7 +32,7 @@ _TICK_S = 0.002
 A stream of less than 500 tuples a second is not delayed by this, a faster one by half of it.
 """
 _LONGEST_TICK_S = 0.008
-"""The same on a busy machine: where even the source wakes up late, fewer messages help everybody."""
+"""The same on a busy machine: where even the source wakes up late, fewer messages help."""
 _MOST_ROWS = 8192
 _BATCH_BYTES = 1024 * 1024
 """What one batch should have at most: small enough to be divided, large enough to be cheap."""
@@ -114,7 +114,7 @@ class SourceProcess:
         return self._tick_s
 
     def _note_waking(self, late_s: float) -> None:
-        """Let the tick follow how late this process is woken up; a millisecond is nobody's fault."""
+        """Let the tick follow how late this process is woken up; a millisecond is normal."""
         if late_s < _IDLE_S:  # otherwise there was nothing to wake up for
             late_s = max(0.0, late_s - 0.001)
             self._late_s += (min(late_s, _LONGEST_TICK_S) - self._late_s) / 32
