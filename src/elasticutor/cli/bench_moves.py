@@ -12,6 +12,7 @@ from rich.table import Table
 from elasticutor.bench.consistency import CORES, EXECUTORS, Consistency, bench_consistency
 from elasticutor.bench.reassign import TOUCH_MS, Reassignment, Scene, bench_reassign
 from elasticutor.cli.output import note, out, print_json, progress_bar
+from elasticutor.errors import ElasticutorError
 
 if TYPE_CHECKING:
     from elasticutor.spark.cluster import Cluster
@@ -126,7 +127,12 @@ def _measure(
 
         for scene in scenes:
             note(f"{_size(scene)}, {scene.where}, {scene.row_ms:g} ms tuples beside it")
-            results.append(bench_reassign(cluster, scene, moves=moves, seed=seed, progress=show))
+            try:
+                result = bench_reassign(cluster, scene, moves=moves, seed=seed, progress=show)
+            except ElasticutorError as error:  # the other scenes are none the worse for it
+                note(f"  failed: {error}")
+            else:
+                results.append(result)
 
 
 def _numbers(option: str, given: str) -> list[float]:
