@@ -75,12 +75,12 @@ def branching(shared_cluster: ProcessCluster) -> Outcome:
     tens = topology.operator("tens", Tens(), first, key="ten", cores=1, shards=4)
     topology.sink("raw", MemorySink(), rows)
     topology.sink("firsts", MemorySink(), first)
-    topology.sink("agains", MemorySink(), again)
+    topology.sink("repeats", MemorySink(), again)
     topology.sink("nothing", MemorySink(), tens)
     with shared_cluster.submit(topology, keep=True) as run:
         run.wait(PATIENCE_S)
         return Outcome(
-            {sink: run.collected(sink) for sink in ("raw", "firsts", "agains", "nothing")},
+            {sink: run.collected(sink) for sink in ("raw", "firsts", "repeats", "nothing")},
             {operator: run.state(operator) for operator in ("first", "again", "tens")},
             run.metrics(),
         )
@@ -98,7 +98,7 @@ def test_a_batch_operator_behind_an_operator_keeps_the_order_of_each_key(
     branching: Outcome,
 ) -> None:
     outputs, state = folded(GENERATOR.table(0, 1, 0, ROWS))
-    assert by_key(branching.collected["agains"]) == outputs
+    assert by_key(branching.collected["repeats"]) == outputs
     assert branching.state["again"] == state
 
 

@@ -44,8 +44,8 @@ LIVE = ExecutorConfig(chunk_s=0.004)
 """What executors are given unless somebody says otherwise.
 
 A message between two processes costs about 0.15 ms of CPU time in all (docs/benchmarks.md), and a
-chunk takes two. So a chunk may be twice as large as the core would have it by itself; only when there is
-a backlog are they ever full.
+chunk takes two. So a chunk may be twice as large as the core would have it by itself; only when
+there is a backlog are they ever full.
 """
 _END_S = 15.0
 """How long a host may take to end by itself."""
