@@ -13,7 +13,10 @@ from typer.testing import CliRunner, Result
 
 from elasticutor import __version__
 from elasticutor.check.mutants import ESSENTIAL
+from elasticutor.cli import demo as demo_command
 from elasticutor.cli.app import app
+from elasticutor.demo import Moment, Story
+from elasticutor.errors import BadValueError
 
 
 def run(*words: str) -> Result:
@@ -82,23 +85,41 @@ def test_bench_core_prints_figures_as_json() -> None:
     assert figures["shards"] == 16
 
 
-def test_demo_tells_the_story_step_by_step(tmp_path: Path) -> None:
+def test_demo_runs_live_and_prints_figures_and_a_picture(tmp_path: Path) -> None:
     picture = tmp_path / "hot.svg"
-    result = run("demo", "--plot", str(picture))
-    assert result.exit_code == 0
-    for step in ("steady load", "turns hot", "absorbed", "without balancing"):
-        assert step in result.stdout
+    words = ["demo", "--seconds", "2", "--json", "--plot", str(picture)]
+    told = subprocess.run(
+        [sys.executable, "-m", "elasticutor", *words],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    figures = json.loads(told.stdout)
+    assert figures["balanced"]["balanced"] is True
+    assert figures["not_balanced"]["moves"] == 0
+    for story in figures.values():
+        assert any(moment["rows_s"] > 0 for moment in story["timeline"])
+        assert len(story["timeline"][-1]["loads"]) == 4
     assert picture.read_text().startswith("<?xml")
 
 
-def test_demo_prints_figures_as_json_and_balancing_helps() -> None:
-    figures = json.loads(run("demo", "--json").stdout)
-    balanced, static = figures["balanced"], figures["static"]
-    assert balanced["moves"] > 0
-    assert static["moves"] == 0
-    assert balanced["recovery_s"] is not None
-    assert static["recovery_s"] is None
-    assert balanced["p99_ms_second_second"] * 5 < static["p99_ms_second_second"]
+def test_demo_compares_what_it_has_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    moved = {"sync_ms": 2.0, "migration_ms": 0.5}
+    moment = Moment(2.0, 1200.0, 5.0, 20.0, (0.5, 0.5, 0.5, 0.5), 1)
+    with_it = Story(balanced=True, moments=[moment], moves=[moved], p50_ms=5.0, p99_ms=20.0)
+    without = Story(balanced=False, moments=[moment], p50_ms=700.0, p99_ms=2000.0)
+    demo_command._compare(with_it, without)
+    printed = capsys.readouterr().out
+    for word in ("20.0 ms", "2000.0 ms", "2.5 ms", "shards moved"):
+        assert word in printed
+
+
+@pytest.mark.parametrize("plot", ["picture.gif", "nowhere/picture.svg"])
+def test_demo_refuses_a_picture_that_cannot_be_before_it_starts(plot: str) -> None:
+    result = run("demo", "--plot", plot)
+    assert isinstance(result.exception, BadValueError)
+    assert "--plot must" in str(result.exception)
 
 
 def test_ctrl_c_ends_a_check_cleanly_with_what_was_found() -> None:
