@@ -40,11 +40,11 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
 
-LIVE = ExecutorConfig(chunk_s=0.004)
+LIVE = ExecutorConfig(chunk_s=0.004, window_s=0.008)
 """What executors are given unless somebody says otherwise.
 
 A message between two processes costs about 0.15 ms of CPU time in all (docs/benchmarks.md), and a
-chunk takes two. So a chunk may be twice as large as the core would have it by itself; only when
+chunk takes two. So chunks and windows are twice as large as the core would have them; only when
 there is a backlog are they ever full.
 """
 _END_S = 15.0
