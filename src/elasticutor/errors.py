@@ -91,3 +91,10 @@ class CreditExceededError(ProtocolError):
 
 class LastCoreError(ProtocolError):
     """The last core of an executor cannot be taken away."""
+
+
+LATE = (StaleAttemptError, UnknownTaskError, UnknownNodeError)
+"""What is refused because it comes too late: nobody waits for an answer to it, so hosts drop it.
+
+Any other refusal means that somebody waits in vain, and the attempt has failed.
+"""

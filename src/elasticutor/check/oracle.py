@@ -13,19 +13,13 @@ from elasticutor.core import instructions as do
 from elasticutor.core.executor import Phase
 from elasticutor.core.ids import Attempt, MoveId, Peer
 from elasticutor.core.moves import Move, MovePhase
-from elasticutor.errors import (
-    ProtocolError,
-    StaleAttemptError,
-    UnknownNodeError,
-    UnknownTaskError,
-)
+from elasticutor.errors import LATE, ProtocolError
 from elasticutor.sim.hosts import ExecutorHost
 
 TO_UPSTREAMS = (do.GrantCredit, do.Emit, do.EmitMarker)
 
 # Asked for at random, so they may be impossible; or late, when who was lost had ended anyway.
 _MAY_BE_REFUSED = (ev.MoveAsked, ev.CoreTaken, ev.TaskLost, ev.NodeLost)
-_LATE = (StaleAttemptError, UnknownTaskError, UnknownNodeError)
 
 
 @dataclass(slots=True)
@@ -85,7 +79,7 @@ class Oracle:
     def refused(self, host: ExecutorHost, message: Any, error: ProtocolError) -> None:
         """Note a refusal, which is a violation unless it can happen in a healthy run."""
         self.counts[f"refused_{type(error).__name__}"] += 1
-        if not isinstance(message, _MAY_BE_REFUSED) and not isinstance(error, _LATE):
+        if not isinstance(message, _MAY_BE_REFUSED) and not isinstance(error, LATE):
             self.violate(f"{host.name} refused {_short(message)}: {error}")
 
     def aborted(self, hosts: list[ExecutorHost]) -> None:

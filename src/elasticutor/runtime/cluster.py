@@ -27,13 +27,14 @@ from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.placement import place
 from elasticutor.errors import BadValueError
+from elasticutor.runtime.failures import described_end
 from elasticutor.runtime.hosts import Bootstrap, NodesWanted, host_ends, host_nodes
 from elasticutor.runtime.hub import ClusterError, Hub
 from elasticutor.runtime.journal import Journal
 from elasticutor.runtime.run import Run
 from elasticutor.runtime.security import ClusterKeys
 from elasticutor.runtime.specs import Tempo
-from elasticutor.runtime.supervisor import RunPhase, Supervisor, described_end
+from elasticutor.runtime.supervisor import RunPhase, Supervisor
 from elasticutor.topology import Topology
 
 log = logging.getLogger(__name__)

@@ -24,23 +24,13 @@ from elasticutor.core.executor import ElasticExecutor
 from elasticutor.core.ids import NodeId, TaskId
 from elasticutor.core.keys import shards_of
 from elasticutor.core.tasks import TaskStatus
-from elasticutor.errors import (
-    BadValueError,
-    ElasticutorError,
-    ProtocolError,
-    StaleAttemptError,
-    UnknownNodeError,
-    UnknownTaskError,
-)
+from elasticutor.errors import LATE, BadValueError, ElasticutorError, ProtocolError
 from elasticutor.runtime import messages as say
 from elasticutor.runtime.failures import reporting
 from elasticutor.runtime.mailroom import DRIVER, Mailroom
 from elasticutor.runtime.packets import Births, Packet, join_births
 from elasticutor.runtime.specs import ExecutorSpec, TaskSpec
 from elasticutor.runtime.wire import Chunk, Credit, Result, Tuples
-
-LATE = (StaleAttemptError, UnknownTaskError, UnknownNodeError)
-"""What the core refuses because it comes too late; nobody waits for an answer to it."""
 
 _IDLE_S = 1.0
 _AT_ONCE = 16

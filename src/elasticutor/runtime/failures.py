@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import signal
 import traceback
 from collections.abc import Iterator
 
@@ -25,6 +26,16 @@ def described(error: BaseException) -> tuple[bytes, str]:
     if isinstance(error, ElasticutorError):
         return blob, str(error)
     return blob, "".join(traceback.format_exception(error)).rstrip()
+
+
+def described_end(code: int) -> str:
+    """How a process ended, in words.
+
+    Example:
+        >>> described_end(-9), described_end(1)
+        ('SIGKILL', 'exit code 1')
+    """
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 @contextlib.contextmanager

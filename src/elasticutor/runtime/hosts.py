@@ -18,6 +18,7 @@ from elasticutor.core.ids import NodeId
 from elasticutor.errors import ElasticutorError
 from elasticutor.runtime import messages as say
 from elasticutor.runtime.channels import Endpoint, Links, advertised_host
+from elasticutor.runtime.failures import described_end
 from elasticutor.runtime.mailroom import DRIVER, Mailroom
 from elasticutor.runtime.places import SHARED_MEMORY, Place, remove_stale
 from elasticutor.runtime.security import ClusterKeys
@@ -26,6 +27,8 @@ from elasticutor.runtime.zygote import Ended, Fork, Zygote
 
 GIB = 1024**3
 _TICK_S = 1.0
+SILENCE_S = 30.0
+"""How long the driver may be silent before a node, or a host of sources and sinks, ends."""
 _PATIENCE_S = 60.0
 """How long a host of sources and sinks waits to be told what to start."""
 
@@ -66,9 +69,7 @@ class NodesWanted:
     need_bytes: int = GIB // 4
     """Less free shared memory than this, and state goes to disk."""
     shared_memory: str = SHARED_MEMORY
-    silence_s: float = 30.0
-    nested: bool = False
-    """Whether the nodes are emulated: several of them on one host."""
+    silence_s: float = SILENCE_S
 
 
 def home() -> str:
@@ -126,9 +127,7 @@ def _await_nodes(zygote: Zygote, mail: Mailroom) -> None:
             mail.drop("a host of nodes is told nothing")
         for told in zygote.receive():
             if isinstance(told, Ended) and told.code:
-                how = f"its process ended with code {told.code}"
-                if told.code < 0:
-                    how = f"its process was killed by signal {-told.code}"
+                how = f"its process ended ({described_end(told.code)})"
                 last = f"; its last words: {told.said.strip()}" if told.said.strip() else ""
                 mail.send(DRIVER, say.NodeGone(NodeId(told.name), how + last))
 
@@ -207,14 +206,19 @@ def _await_ends(mail: Mailroom) -> tuple[tuple[str, str, bytes], ...]:
 
 def _await_end(zygote: Zygote, mail: Mailroom, run: str, where: str) -> None:
     mail.watch(zygote.fileno())
-    kill_at = float("inf")
+    kill_at, heard_at = float("inf"), time.monotonic()
     while zygote.living:
         mail.wait(_TICK_S)
         for message in mail.receive():
+            heard_at = time.monotonic()
             if isinstance(message, say.EndRun):
                 kill_at = time.monotonic() + message.grace_s
-            else:
+            elif not isinstance(message, say.Beat):
                 mail.drop("a host is told nothing more but the end")
+        if time.monotonic() - heard_at > SILENCE_S:
+            raise ElasticutorError(
+                f"driver of {where}", f"be heard of in {SILENCE_S:g} s", "silence"
+            )
         if time.monotonic() >= kill_at:
             kill_at = float("inf")
             for name in zygote.living:

@@ -11,7 +11,6 @@ Lives in the hub's thread; only `Run` (the user's handle) looks at it from anoth
 from __future__ import annotations
 
 import pickle
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +29,7 @@ from elasticutor.core.placement import Placement
 from elasticutor.errors import ElasticutorError, ProtocolError
 from elasticutor.runtime import messages as say
 from elasticutor.runtime.channels import Endpoint
+from elasticutor.runtime.failures import described_end
 from elasticutor.runtime.hosts import ends_name
 from elasticutor.runtime.journal import Journal
 from elasticutor.runtime.ledger import Ledger
@@ -492,8 +492,11 @@ class Supervisor:
             self._try_to_close()
 
     def tick(self) -> None:
-        """Look at the clock: nobody may be waited for without end."""
+        """Look at the clock: nobody may be waited for without end, nor left without a word."""
         now = time.monotonic()
+        if self.phase is not RunPhase.ENDED:
+            for number in self._hosts_up:
+                self._send(ends_name(number), say.Beat())
         if self.phase is RunPhase.STARTING and now > self._start_by:
             self.fail(RunError("run", "start in time", f"did not start in time: {self.missing()}"))
         if self.phase is RunPhase.ENDING and now > self._end_by:
@@ -567,16 +570,6 @@ class Supervisor:
         with self.changed:
             self.phase = phase
             self.changed.notify_all()
-
-
-def described_end(code: int) -> str:
-    """How a process ended, in words.
-
-    Example:
-        >>> described_end(-9), described_end(1)
-        ('SIGKILL', 'exit code 1')
-    """
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 def _processes(stages: Sequence[StagePlan]) -> tuple[Peer, ...]:
