@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from elasticutor.bench.work import Emulate
 from elasticutor.core.config import ExecutorConfig
-from elasticutor.emulated import EmulatedWork
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator, HotKey
 from elasticutor.topology import Topology
@@ -94,9 +94,7 @@ def topology(seed: int) -> Topology:
     hot = HotKey(HOT_SHARE, HOT_S)
     source = Generator(rate=RATE, keys=KEYS, zipf=0.3, payload=16, hot=hot, seed=seed)
     clicks = job.source("clicks", source)
-    counts = job.operator(
-        "counts", EmulatedWork(ROW_S), clicks, key="key", cores=CORES, shards=SHARDS
-    )
+    counts = job.operator("counts", Emulate(ROW_S), clicks, key="key", cores=CORES, shards=SHARDS)
     job.sink("out", NoSink(), counts)
     return job
 

@@ -26,6 +26,7 @@ from elasticutor.core.keys import shards_of
 from elasticutor.core.tasks import TaskStatus
 from elasticutor.errors import LATE, BadValueError, ElasticutorError, ProtocolError
 from elasticutor.runtime import messages as say
+from elasticutor.runtime.channels import Endpoint
 from elasticutor.runtime.failures import reporting
 from elasticutor.runtime.mailroom import DRIVER, Mailroom
 from elasticutor.runtime.packets import Births, Packet, join_births
@@ -55,7 +56,7 @@ class MainProcess:
         self._core = ElasticExecutor(spec.config, spec.site.node, time.monotonic())
         self._schema = spec.operator.input
         self._greeted: set[str] = set()
-        self._tasks: dict[TaskId, int] = {}  # process ids of those that are up
+        self._tasks: dict[TaskId, say.TaskUp] = {}
         self._asked_at: dict[TaskId, float] = {}  # when a core was granted or taken
         self._registered = False
         self._finished = False
@@ -213,7 +214,7 @@ class MainProcess:
 
     def _on_task_up(self, message: say.TaskUp) -> None:
         self._mail.know(_task(message.task), message.endpoint)
-        self._tasks[message.task] = message.pid
+        self._tasks[message.task] = message
         self._tell(ev.TaskStarted(message.task))
         self._tell_staff(f"task {message.task} started", message.task)
         if not self._registered and all(task.running for task in self._core.tasks.values()):
@@ -235,7 +236,7 @@ class MainProcess:
                 task.status.value,
                 loads[task.id],
                 shards[task.id],
-                self._tasks.get(task.id, 0),
+                self._tasks[task.id].pid if task.id in self._tasks else 0,
             )
             for task in self._core.tasks.values()
         }
@@ -284,8 +285,8 @@ class MainProcess:
     def _to_task(self, order: Any) -> None:
         self._mail.send(_task(order.task), order)
 
-    def _to_node(self, order: Any, payload: bytes = b"") -> None:
-        message = say.ToNode(self._run, self._spec.who, self._mail.endpoint, order, payload)
+    def _to_node(self, order: Any, payload: bytes = b"", task: Endpoint | None = None) -> None:
+        message = say.ToNode(self._run, self._spec.who, self._mail.endpoint, order, payload, task)
         self._mail.send(_node(order.node), message)
 
     def _start_task(self, order: do.StartTask) -> None:
@@ -297,10 +298,9 @@ class MainProcess:
         self._to_node(order, pickle.dumps(task, pickle.HIGHEST_PROTOCOL))
 
     def _end_task(self, order: do.EndTask) -> None:
-        self._to_node(order)
-        if self._tasks.pop(order.task, None) is not None:
-            self._mail.send(_task(order.task), say.Close())
-            self._mail.forget(_task(order.task))
+        task = self._tasks.pop(order.task, None)
+        self._to_node(order, task=task.endpoint if task else None)
+        self._mail.forget(_task(order.task))
         self._tell_staff(f"task {order.task} ended", order.task)
 
     def _grant(self, order: do.GrantCredit) -> None:

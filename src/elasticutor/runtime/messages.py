@@ -255,6 +255,8 @@ class ToNode:
     order: Any
     payload: bytes = b""
     """What a task's process needs to know, with `StartTask`."""
+    task: Endpoint | None = None
+    """Where the task is, with `EndTask`; None if it has not come up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +265,6 @@ class Slice:
 
     run: str
     who: Peer
-    reply: Endpoint
     piece: SendSlice
 
 

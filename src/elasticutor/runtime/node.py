@@ -34,11 +34,6 @@ from elasticutor.state.lmdb_backend import LmdbBackend
 _TICK_S = 0.5
 _CLOSE_S = 5.0
 """How long a task may take to close its operator before it is killed."""
-_WORD_S = 2.0
-"""How long the word that a task was to end may come after its end.
-
-Its main process sends that word to the node and to the task, and the task may well be the faster.
-"""
 
 
 def run_node(payload: bytes, zygote: ZygoteClient) -> None:
@@ -89,7 +84,6 @@ class NodeProcess:
         self._stores: dict[tuple[str, Peer], _Store] = {}
         self._processes: dict[str, _Process] = {}
         self._closing: dict[str, float] = {}  # names of tasks, and when to kill them
-        self._left: dict[str, tuple[float, say.ProcessEnded]] = {}  # of whose end no word has come
         self._ending: dict[str, _Ending] = {}
         self._copies: deque[tuple[tuple[str, Peer], MoveId]] = deque()
         self._free_cpus = list(spec.cpus)
@@ -146,10 +140,6 @@ class NodeProcess:
             if now >= kill_at:
                 del self._closing[name]
                 self._zygote.kill(name)
-        for name, (until, ended) in list(self._left.items()):
-            if now >= until:
-                del self._left[name]
-                self._mail.send(DRIVER, ended)
         for ending in self._ending.values():
             if now >= ending.kill_at and not ending.killed:
                 ending.killed = True
@@ -189,7 +179,6 @@ class NodeProcess:
             if process.run == order.run:
                 process.ends = True
                 ending.waiting.add(name)
-        self._left = {name: left for name, left in self._left.items() if left[1].run != order.run}
         self._ending[order.run] = ending
         self._close_ended_runs()
 
@@ -218,10 +207,7 @@ class NodeProcess:
             ended = say.ProcessEnded(
                 self._spec.node, process.run, process.who, notice.code, notice.said
             )
-            if process.task is not None and notice.code == 0:
-                self._left[notice.name] = time.monotonic() + _WORD_S, ended
-            else:
-                self._mail.send(DRIVER, ended)
+            self._mail.send(DRIVER, ended)
         self._close_ended_runs()
 
     def _log(self, run: str, who: str) -> str:
@@ -246,7 +232,7 @@ class NodeProcess:
                 case do.StartTask(_, task):
                     self._start_task(key, task, message.payload)
                 case do.EndTask(_, task):
-                    self._end_task(key, task)
+                    self._end_task(key, task, message.task)
                 case _:
                     self._carry_out(key, self._stores[key].keeper.handle(order))
         except StaleAttemptError:
@@ -286,12 +272,17 @@ class NodeProcess:
             )
         )
 
-    def _end_task(self, key: tuple[str, Peer], task: TaskId) -> None:
+    def _end_task(self, key: tuple[str, Peer], task: TaskId, where: Endpoint | None) -> None:
         name = f"{key[0]}/{key[1]}/{task}"
-        self._left.pop(name, None)
-        if name in self._processes:
-            self._processes[name].ends = True
-            self._closing[name] = time.monotonic() + _CLOSE_S
+        process = self._processes.get(name)
+        if process is None:
+            return
+        process.ends = True
+        self._closing[name] = time.monotonic() + _CLOSE_S
+        if where is not None:
+            # From here and not from its main process: so its end never comes before the word of it.
+            self._answer(where, say.Close())
+            self._mail.forget(where.ipc or where.tcp)
 
     def _on_slice(self, message: say.Slice) -> None:
         key = (message.run, message.who)
@@ -318,7 +309,7 @@ class NodeProcess:
         for errand in errands:
             match errand:
                 case SendSlice(node=node):
-                    piece = say.Slice(*key, store.reply, errand)
+                    piece = say.Slice(*key, errand)
                     self._mail.send(f"node {node}", piece)
                 case CopyOn(move):
                     self._copies.append((key, move))
