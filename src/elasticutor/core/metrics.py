@@ -95,6 +95,9 @@ class ExecutorMetrics:
     latency: LatencyHistogram
     """Latencies of what was completed in the interval."""
 
+    backlog_rows: int = 0
+    """Rows that had arrived and were not processed at the end of the interval."""
+
     def __post_init__(self) -> None:
         for name in _AMOUNTS:
             if not 0 <= getattr(self, name) < math.inf:
@@ -113,7 +116,7 @@ class ExecutorMetrics:
         """No time, in which nothing happened: changes nothing that it is joined to."""
         if shards < 0:
             raise BadValueError("number of shards", "be at least 0", shards)
-        return _joined((), seconds=0.0, state_bytes=0, shards=shards)
+        return _joined((), seconds=0.0, state_bytes=0, backlog_rows=0, shards=shards)
 
     def then(self, later: ExecutorMetrics) -> ExecutorMetrics:
         """This interval and the next one of the same executor, as one.
@@ -124,6 +127,7 @@ class ExecutorMetrics:
             (self, later),
             seconds=self.seconds + later.seconds,
             state_bytes=later.state_bytes if later.seconds else self.state_bytes,
+            backlog_rows=later.backlog_rows if later.seconds else self.backlog_rows,
             shards=self._same_shards(later),
         )
 
@@ -138,6 +142,7 @@ class ExecutorMetrics:
             (self, other),
             seconds=max(self.seconds, other.seconds),
             state_bytes=self.state_bytes + other.state_bytes,
+            backlog_rows=self.backlog_rows + other.backlog_rows,
             shards=self._same_shards(other),
         )
 
@@ -149,6 +154,7 @@ class ExecutorMetrics:
             parts,
             seconds=max((part.seconds for part in parts), default=0.0),
             state_bytes=sum(part.state_bytes for part in parts),
+            backlog_rows=sum(part.backlog_rows for part in parts),
             shards=0,
         )
 
@@ -262,7 +268,7 @@ _SUMS = (
     "bytes_in",
     "bytes_out",
 )
-_AMOUNTS = ("seconds", "state_bytes", *_SUMS)
+_AMOUNTS = ("seconds", "state_bytes", "backlog_rows", *_SUMS)
 _DERIVED = (
     "cores",
     "arrival_rate",
@@ -275,7 +281,12 @@ _DERIVED = (
 
 
 def _joined(
-    parts: Sequence[ExecutorMetrics], *, seconds: float, state_bytes: int, shards: int
+    parts: Sequence[ExecutorMetrics],
+    *,
+    seconds: float,
+    state_bytes: int,
+    backlog_rows: int,
+    shards: int,
 ) -> ExecutorMetrics:
     """The sum of the parts; without their shards if `shards` is 0."""
     latency = LatencyHistogram()
@@ -290,6 +301,7 @@ def _joined(
     return ExecutorMetrics(
         seconds=seconds,
         state_bytes=state_bytes,
+        backlog_rows=backlog_rows,
         shard_rows=shard_rows,
         shard_seconds=shard_seconds,
         latency=latency,
@@ -419,9 +431,10 @@ class Meter:
         self._cores_since = now
         self._cores = float(cores)
 
-    def snapshot(self, now: float) -> ExecutorMetrics:
+    def snapshot(self, now: float, backlog_rows: int = 0) -> ExecutorMetrics:
         """What was counted since the start; counting goes on."""
         return ExecutorMetrics(
+            backlog_rows=int(backlog_rows),
             core_seconds=self._core_seconds_until(now),
             seconds=now - self._start,
             rows_arrived=self._rows_arrived,
