@@ -23,7 +23,10 @@ class Placement:
 
 
 def place(
-    executors: Sequence[tuple[Peer, int]], free: Mapping[NodeId, int], first: int = 0
+    executors: Sequence[tuple[Peer, int]],
+    free: Mapping[NodeId, int],
+    first: int = 0,
+    share: bool = False,
 ) -> dict[Peer, Placement]:
     """Give every executor a node and the cores that it wants.
 
@@ -31,6 +34,8 @@ def place(
         executors: Their names, and how many cores each wants.
         free: The free cores of every node; one that is overdrawn has none.
         first: The node to begin with, by number; so that several runs do not all begin alike.
+        share: Whether to make do with fewer cores than wanted: everybody gets one, on its own
+            node if there are not even that many, and shares it with others there.
 
     Raises:
         BadValueError: There are fewer cores than wanted, an executor wants none, or two have one
@@ -46,7 +51,10 @@ def place(
     _require_executors(executors)
     left = Counter({node: max(0, cores) for node, cores in free.items()})
     wanted, there = sum(cores for _, cores in executors), left.total()
-    if wanted > there:
+    if wanted > there and share:
+        executors = _fewer(executors, there)
+        wanted = sum(cores for _, cores in executors)
+    if wanted > there and not share:
         raise BadValueError(
             "cores of the topology's executors",
             f"be at most the {there} that are free on {len(free)} nodes",
@@ -63,6 +71,9 @@ def place(
         left[node] -= own
     for who, cores in executors:
         while given[who].total() < cores:
+            if not left.total():
+                given[who][homes[who]] += 1
+                break
             node = max(nodes, key=lambda name: left[name])
             given[who][node] += 1
             left[node] -= 1
@@ -70,6 +81,18 @@ def place(
         who: Placement(homes[who], {node: n for node, n in given[who].items() if n})
         for who, _ in executors
     }
+
+
+def _fewer(executors: Sequence[tuple[Peer, int]], there: int) -> list[tuple[Peer, int]]:
+    """One core each, and the rest in turn as far as it goes."""
+    given = {who: 1 for who, _ in executors}
+    left = there - len(given)
+    while left > 0:
+        for who, cores in executors:
+            if given[who] < cores and left > 0:
+                given[who] += 1
+                left -= 1
+    return list(given.items())
 
 
 def _require_executors(executors: Sequence[tuple[Peer, int]]) -> None:
