@@ -18,7 +18,14 @@ COUNTS = (
     "output_bytes",
     "max_moves",
 )
-TIMES = ("window_s", "chunk_s", "credit_s", "load_half_life_s", "backlog_horizon_s")
+TIMES = (
+    "window_s",
+    "chunk_s",
+    "credit_s",
+    "load_half_life_s",
+    "steady_half_life_s",
+    "backlog_horizon_s",
+)
 OTHERS = ("outputs", "balance_threshold")
 
 NONSENSE: list[tuple[str, Any]] = [

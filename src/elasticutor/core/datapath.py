@@ -57,6 +57,7 @@ class DataPath:
         self._inside = np.zeros(config.shards, dtype=np.int64)  # tuples not processed, per shard
         self._work = WorkLog(config.shards)
         self._loads = ShardLoads(config.shards, config.load_half_life_s, now)
+        self._steady = ShardLoads(config.shards, config.steady_half_life_s, now)
         self._byte_s: float | None = None  # measured seconds per byte of input
 
     def open(self, upstreams: Iterable[Peer], destinations: Iterable[Peer]) -> None:
@@ -250,7 +251,7 @@ class DataPath:
     def measure(self, now: float) -> ExecutorMetrics:
         """What was measured since the last time, up to now."""
         self.end_interval(now)
-        metrics = self.meter.snapshot(now)
+        metrics = self.meter.snapshot(now, int(self._inside.sum()))
         self.meter.reset(now)
         return metrics
 
@@ -259,16 +260,31 @@ class DataPath:
         self._count_work()
         return self._loads.loads(self._inside, 0.0, self._config.backlog_horizon_s)
 
+    def steady_loads(self) -> FloatArray:
+        """The same over a longer time: steadier, and later to tell of a change."""
+        self._count_work()
+        return self._steady.loads(self._inside, 0.0, self._config.backlog_horizon_s)
+
+    def noise(self, tasks: int) -> tuple[float, float]:
+        """How far the loads and the steady loads of so many tasks are off by chance, as shares."""
+        return self._loads.noise(tasks), self._steady.noise(tasks)
+
+    def has_changed(self) -> None:
+        """The load is not what it was: what the steady loads remember of it counts no more."""
+        self._steady.restart(self._loads)
+
     def end_interval(self, now: float) -> None:
         """Fold what was done since the last interval into the loads."""
         self._count_work()
         self._loads.update(now)
+        self._steady.update(now)
 
     def _count_work(self) -> None:
         done = self._work.take()
         if done is not None:
             self._inside -= done.rows
             self._loads.add_totals(done.rows, done.seconds)
+            self._steady.add_totals(done.rows, done.seconds)
             self.meter.add_work(done)
 
 

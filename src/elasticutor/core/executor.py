@@ -22,6 +22,7 @@ from elasticutor.core.crew import Crew
 from elasticutor.core.datapath import DataPath, require_size
 from elasticutor.core.epochs import Epochs
 from elasticutor.core.ids import NodeId, Peer, ShardId, TaskId
+from elasticutor.core.load import FloatArray
 from elasticutor.core.metrics import ExecutorMetrics
 from elasticutor.core.moves import Move, MovePhase
 from elasticutor.core.reassigner import Reassigner
@@ -121,9 +122,19 @@ class ElasticExecutor:
         """How many tuples of the open epoch wait to be handed to a task."""
         return self._data.receiver.waiting
 
+    @property
+    def inside_rows(self) -> int:
+        """How many tuples of the open epoch have arrived and are not processed."""
+        flying = sum(flight.rows for task in self.tasks.values() for flight in task.flights)
+        return self.waiting + flying
+
     def starving(self) -> list[TaskId]:
         """Tasks with room for work that waits for them: none, whenever an event is handled."""
         return self._data.starving()
+
+    def shard_loads(self) -> FloatArray:
+        """The load of every shard, in cores: measured work and backlog."""
+        return self._data.loads()
 
     def task_loads(self) -> dict[TaskId, float]:
         """The load of every task, in cores: measured work of its shards, and their backlog."""
@@ -335,20 +346,42 @@ class ElasticExecutor:
     def _on_balance_due(self, event: ev.BalanceDue, now: float) -> None:
         if self.phase is Phase.RUNNING:
             self._data.end_interval(now)
-            self._arrange(now, self.config.balance_threshold)
+            self._balance(now)
+
+    def _balance(self, now: float) -> None:
+        """Look for what has changed, then for what has been uneven for long; chance is neither.
+
+        Few tuples, or dear ones, make an uneven load by chance alone, and moving shards after it
+        would be all cost and no gain. So θ is raised by what chance can do in the time looked at.
+        """
+        tasks = sum(task.staying for task in self.tasks.values())
+        sudden, steady = self._data.noise(tasks)
+        threshold = self.config.balance_threshold
+        if self._arrange(now, threshold + _CHANCE * sudden):
+            self._data.has_changed()
+        elif tasks > 1 and not self.moves:
+            loads = self._data.steady_loads()
+            self._arrange(now, threshold + _CHANCE * steady, loads=loads)
 
     def _arrange(
-        self, now: float, threshold: float = math.inf, cause: do.Cause = "balance"
-    ) -> None:
-        """Start the moves that are needed, and those that balance the load beyond the threshold."""
+        self,
+        now: float,
+        threshold: float = math.inf,
+        cause: do.Cause = "balance",
+        loads: FloatArray | None = None,
+    ) -> bool:
+        """Start the moves that are needed, and those that balance the load beyond the threshold.
+
+        Returns whether there were any.
+        """
         staying = any(task.staying for task in self.tasks.values())
         if self.phase is not Phase.RUNNING or not staying:
-            return
+            return False
         leaving = self._crew.leaving
         if math.isinf(threshold) and not leaving and not self.table.shards_of(None):
-            return
+            return False
         plan = plan_reassignments(
-            self._data.loads(),
+            self._data.loads() if loads is None else loads,
             self._moves.planned_owners(),
             {task.id: task.node for task in self._crew.running},
             threshold=threshold,
@@ -363,10 +396,11 @@ class ElasticExecutor:
                     "lost" if forced else "core taken" if reassignment.source in leaving else cause
                 )
                 self._move(reassignment.shard, reassignment.destination, why, now)
-        if not math.isinf(threshold) and plan.hot != self._hot:
+        if loads is None and not math.isinf(threshold) and plan.hot != self._hot:
             self._hot = plan.hot
             self._emit(do.ReportHotShards(plan.hot))
         self._after_moves(now)
+        return bool(plan.moves)
 
     def _move(self, shard: ShardId, destination: TaskId, cause: do.Cause, now: float) -> bool:
         return self._moves.start(shard, destination, cause, self.epochs.committed, now)
@@ -548,6 +582,9 @@ class ElasticExecutor:
 
 
 _NEW_CORE_THRESHOLD = 1.05
+
+_CHANCE = 2.0
+"""How many standard deviations of chance a load may be uneven by before shards are moved."""
 
 
 _HANDLERS: dict[type, Callable[[ElasticExecutor, Any, float], None]] = {

@@ -162,6 +162,30 @@ class ShardLoads:
         measured = self._seconds / self._weight if self._weight else self._seconds
         return measured + waiting_rows * self.costs(default_cost_s) / horizon_s
 
+    def noise(self, tasks: int) -> float:
+        """How far a task's load is off by mere chance: its standard deviation over its mean.
+
+        For rows that come independently of each other, shared out evenly among so many tasks.
+
+        Example:
+            >>> loads = ShardLoads(shards=1, half_life_s=math.log(2.0) / 2, now=0.0)
+            >>> loads.add(np.zeros(400, int), useful_s=1.0)  # as many as count, all in all
+            >>> loads.update(now=1.0)
+            >>> round(loads.noise(tasks=4), 3)
+            0.1
+        """
+        rows = float(self._rows.sum()) / (self._weight or 1.0)
+        counted = rows * 2.0 * self._half_life_s / math.log(2.0) / max(1, tasks)
+        return 1.0 / math.sqrt(counted) if counted > _FORGOTTEN else 0.0
+
+    def restart(self, other: ShardLoads) -> None:
+        """Go on from the averages of another, which forgets faster; what was before has changed."""
+        self._rows, self._seconds = other._rows.copy(), other._seconds.copy()
+        self._weight = other._weight
+        self._updated = other._updated
+        self._new_rows[:] = other._new_rows
+        self._new_seconds[:] = other._new_seconds
+
     def costs(self, default_cost_s: float) -> FloatArray:
         """Seconds per row of each shard.
 
