@@ -31,7 +31,7 @@ def bench(*words: str) -> Result:
 def processes() -> Iterator[BaseCluster]:
     """One cluster for all; at the end nothing of it may be left."""
     mine = set(psutil.Process().children(recursive=True))
-    with ProcessCluster(nodes=1, cores=3) as cluster:
+    with ProcessCluster(nodes=1, cores=3, schedule_s=0) as cluster:
         yield cluster
         started = set(psutil.Process().children(recursive=True)) - mine
     assert started

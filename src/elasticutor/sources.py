@@ -70,6 +70,10 @@ class Reader(ABC):
     Of plain values: numbers, strings, bytes, and lists, tuples, dicts and sets of them.
     """
 
+    rate: float | None = None
+    """What it would give per second if nothing held it up, for the scheduler: infinity if that is
+    all it has at once; None where it does not know, and has to be measured."""
+
     @abstractmethod
     def poll(self, now: float, max_rows: int) -> Offer | None:
         """What is due by now, at most so many tuples (at least 1); None if nothing is yet.
@@ -407,6 +411,7 @@ class _GeneratorReader(Reader):
     def __init__(self, generator: Generator, task: int, tasks: int, offset: Any | None) -> None:
         self._tuples = _Tuples(generator, task, tasks)
         self._paced = generator.rate is not None
+        self.rate = math.inf if generator.rate is None else generator.rate / tasks
         self._next: int
         self._start: float | None
         self._next, self._start = (0, None) if offset is None else offset
@@ -504,6 +509,8 @@ clicks int")
 
 class _BatchReader(Reader):
     """Batches, one after the other."""
+
+    rate = math.inf
 
     def __init__(self, batches: Sequence[pa.RecordBatch], offset: Any | None) -> None:
         self._batches = batches

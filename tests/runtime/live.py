@@ -120,7 +120,7 @@ def remove_journals(cluster: str) -> None:
 @contextmanager
 def started(**options: Any) -> Iterator[ProcessCluster]:
     """A cluster of which nothing is left at the end, whatever was done to it."""
-    with ProcessCluster(**options) as cluster:
+    with ProcessCluster(**{"schedule_s": 0.0} | options) as cluster:
         everybody = processes_of(cluster)
         assert directories_of(cluster.id)
         yield cluster

@@ -73,7 +73,7 @@ def test_nothing_is_lost_doubled_or_swapped_while_shards_move_and_cores_change()
         if not seen or elapsed > 2.5:
             seen.update({child.pid: child for child in _children()})
 
-    with ProcessCluster(nodes=2, cores=4) as cluster:
+    with ProcessCluster(nodes=2, cores=4, schedule_s=0) as cluster:
         result = bench_consistency(
             cluster, seconds=3.0, rate=6_000, keys=1_000, omega=120, progress=look
         )
@@ -103,7 +103,7 @@ def test_a_task_that_ends_without_being_told_to_is_lost_even_if_it_says_that_all
         stream = topology.source("gen", Generator(rate=100, keys=10))
         made = topology.operator("leaves", Leaves(), stream, key="key")
         topology.sink("out", NoSink(), made)
-        with ProcessCluster(nodes=1, cores=1) as cluster:
+        with ProcessCluster(nodes=1, cores=1, schedule_s=0) as cluster:
             children = _children()
             run = cluster.submit(topology)
             children += _children()

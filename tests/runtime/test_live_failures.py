@@ -359,7 +359,7 @@ if __name__ == "__main__":
     topology = Topology("script")
     rows = topology.source("rows", Generator(rate=100, payload=0))
     topology.sink("out", NoSink(), topology.operator("pass", Pass(), rows, key="key"))
-    with ProcessCluster(nodes=1, cores=1) as cluster:
+    with ProcessCluster(nodes=1, cores=1, schedule_s=0) as cluster:
         run = cluster.submit(topology)
         print(cluster.id, flush=True)
         run.wait()

@@ -27,7 +27,7 @@ if __name__ == "__main__":
     # On each Spark executor one node of four cores, and a slot for sources and sinks.
     spark = local_session("local-cluster[2,5,1024]")
     try:
-        with Cluster(spark, nodes=2, cores=4) as cluster:
+        with Cluster(spark, nodes=2, cores=4, schedule_s=0) as cluster:
             result = bench_consistency(cluster, seconds=4, rate=2000, keys=300, omega=120)
         Path(sys.argv[1]).write_text(json.dumps(result.as_dict()))
     finally:

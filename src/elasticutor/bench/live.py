@@ -39,7 +39,9 @@ def silent(what: str) -> None:
 
 
 @contextmanager
-def spark_cluster(cores: int, nodes: int = 1) -> Iterator[BaseCluster]:
+def spark_cluster(
+    cores: int, nodes: int = 1, *, schedule_s: float = 0.0
+) -> Iterator[BaseCluster]:
     """A cluster on a local Spark, both gone at the end.
 
     Spark's own messages are not shown, unless it does not start.
@@ -47,6 +49,7 @@ def spark_cluster(cores: int, nodes: int = 1) -> Iterator[BaseCluster]:
     Args:
         cores: Of each node.
         nodes: How many, emulated on this machine.
+        schedule_s: How often the scheduler may change cores; 0: never.
 
     Raises:
         BenchError: There is no pyspark.
@@ -62,7 +65,7 @@ def spark_cluster(cores: int, nodes: int = 1) -> Iterator[BaseCluster]:
             spark = local_session(MASTER, "elasticutor bench")
         _interrupt_as_usual()
         try:
-            with Cluster(spark, nodes=nodes, cores=cores) as cluster:
+            with Cluster(spark, nodes=nodes, cores=cores, schedule_s=schedule_s) as cluster:
                 yield cluster
         finally:
             spark.stop()

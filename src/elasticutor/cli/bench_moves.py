@@ -110,7 +110,7 @@ def _cluster(cores: int) -> Iterator[Cluster]:
     note("starting Spark")
     spark = local_session("local[2]", "elasticutor bench")
     try:
-        with Cluster(spark, nodes=2, cores=cores) as cluster:
+        with Cluster(spark, nodes=2, cores=cores, schedule_s=0) as cluster:
             yield cluster
     finally:
         spark.stop()

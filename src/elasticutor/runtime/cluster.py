@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 import logging
+import math
 import multiprocessing
 import os
 import secrets
@@ -23,15 +24,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.config import LIVE, ExecutorConfig
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.placement import place
 from elasticutor.errors import BadValueError
+from elasticutor.runtime.blueprint import Blueprint, in_paradigm
 from elasticutor.runtime.failures import described_end
 from elasticutor.runtime.hosts import Bootstrap, NodesWanted, host_ends, host_nodes
 from elasticutor.runtime.hub import ClusterError, Hub
 from elasticutor.runtime.journal import Journal
 from elasticutor.runtime.run import Run
+from elasticutor.runtime.scheduling import PARADIGMS, CoreScheduler, Paradigm
 from elasticutor.runtime.security import ClusterKeys
 from elasticutor.runtime.specs import Tempo
 from elasticutor.runtime.supervisor import RunPhase, Supervisor
@@ -41,13 +44,12 @@ log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
 
-LIVE = ExecutorConfig(chunk_s=0.004, window_s=0.008)
-"""What executors are given unless somebody says otherwise.
+SCHEDULE_S = 1.0
+"""How often the scheduler may make a change that can wait."""
 
-A message between two processes costs about 0.15 ms of CPU time in all (docs/benchmarks.md), and a
-chunk takes two. So chunks and windows are twice as large as the core would have them; only when
-there is a backlog are they ever full.
-"""
+LATENCY_TARGET_S = 0.1
+"""The mean latency that the scheduler keeps unless a run has its own."""
+
 _END_S = 15.0
 """How long a host may take to end by itself."""
 
@@ -82,12 +84,24 @@ def spread_cores(cores: int, home: NodeId, free: Mapping[NodeId, int]) -> dict[N
 class BaseCluster(ABC):
     """Nodes with cores, and the runs on them; a context manager."""
 
-    def __init__(self, *, host: str, port: int, expected: int, start_timeout_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        expected: int,
+        start_timeout_s: float,
+        schedule_s: float = SCHEDULE_S,
+    ) -> None:
+        if not 0 <= schedule_s < math.inf:
+            raise BadValueError("schedule_s", "be finite and at least 0", schedule_s, "0: never")
         self.id = secrets.token_hex(4)
         self._keys = ClusterKeys.generate()
         self._hub = Hub(self._keys, host, port)
         self._runs = 0
         self._stopped = False
+        self._schedule_s = schedule_s
+        self._scheduler: CoreScheduler | None = None
         address = self._hub.endpoint.tcp.rpartition(":")
         self._bootstrap = Bootstrap(
             self.id, self._keys, self._hub.endpoint, (host, int(address[2]))
@@ -95,6 +109,8 @@ class BaseCluster(ABC):
         try:
             self._start_nodes()
             self._hub.await_nodes(expected, start_timeout_s, self._why_not)
+            if schedule_s:
+                self._scheduler = CoreScheduler(self._hub, schedule_s)
         except BaseException:
             self.stop()
             raise
@@ -146,6 +162,8 @@ class BaseCluster(ABC):
         self,
         topology: Topology,
         *,
+        latency_target: float | None = LATENCY_TARGET_S,
+        paradigm: Paradigm = "elastic",
         balance_s: float = 0.1,
         measure_s: float = 0.25,
         config: ExecutorConfig | None = None,
@@ -157,6 +175,13 @@ class BaseCluster(ABC):
 
         Args:
             topology: What to run.
+            latency_target: The mean latency that the scheduler should keep, in seconds, by giving
+                executors more or fewer cores; None: they keep the cores that they start with.
+            paradigm: "elastic"; or one of its rivals: "naive" (elastic, but cores are chosen
+                without regard to where state is), "static" (one core per executor, and nothing ever
+                moves) or "rc" (resource-centric: one core per executor, and shards move between
+                executors while all sources pause). In the last two an operator with `executors=e`
+                and `cores=c` has e * c executors.
             balance_s: How often each executor looks at the balance of its tasks; 0: never.
             measure_s: How often everybody sends measurements.
             config: Settings of the executors, but for their number of shards.
@@ -165,10 +190,15 @@ class BaseCluster(ABC):
             start_timeout_s: How long it may take to start.
 
         Raises:
-            BadValueError: The topology has a mistake, or wants more cores than are free.
+            BadValueError: The topology has a mistake, or wants more cores than are free and nobody
+                schedules them.
             Exception: Whatever kept it from starting.
         """
-        plan = topology.plan()
+        if paradigm not in PARADIGMS:
+            raise BadValueError("paradigm", f"be one of {list(PARADIGMS)}", paradigm)
+        if latency_target is not None and not 0 < latency_target < math.inf:
+            raise BadValueError("latency_target", "be seconds above 0, or None", latency_target)
+        plan = in_paradigm(topology.plan(), paradigm)
         if self._stopped:
             raise ClusterError("cluster", "be running", "a run after its end")
         if not self._hub.nodes:
@@ -183,15 +213,23 @@ class BaseCluster(ABC):
         hosts = self._hosts_for(ends)
         path = Path(journal) if journal is not None else _journal_path(run)
 
+        scheduled = paradigm in ("elastic", "naive") and self._scheduler is not None
+        target = latency_target if scheduled else None
+        tempo = Tempo(0.0 if paradigm == "static" else balance_s, measure_s)
+
         def make() -> Supervisor:
-            placements = place(wants, free_cores(self._hub), first=self._runs - 1)
+            free = free_cores(self._hub)
+            placements = place(wants, free, first=self._runs - 1, share=target is not None)
             supervisor = Supervisor(
                 self._hub,
                 run,
                 plan,
                 placements,
-                config=config or LIVE,
-                tempo=Tempo(balance_s, measure_s),
+                blueprint=Blueprint(
+                    self._hub, run, plan, placements, config or LIVE, tempo, paradigm
+                ),
+                paradigm=paradigm,
+                latency_target=target,
                 journal=Journal(path),
                 ends_hosts=hosts,
                 start_timeout_s=start_timeout_s,
@@ -216,6 +254,8 @@ class BaseCluster(ABC):
         if self._stopped:
             return
         self._stopped = True
+        if self._scheduler is not None:
+            self._scheduler.close()
         try:
             for run in self.runs:
                 run.cancel()
@@ -266,6 +306,7 @@ class ProcessCluster(BaseCluster):
     Args:
         nodes: How many; each has its own directory and sockets, and TCP between them.
         cores: Of each node.
+        schedule_s: How often the scheduler may change cores; 0: never.
         options: Further fields of `NodesWanted`.
     """
 
@@ -274,13 +315,20 @@ class ProcessCluster(BaseCluster):
         nodes: int = 1,
         cores: int = 2,
         *,
+        schedule_s: float = SCHEDULE_S,
         start_timeout_s: float = START_TIMEOUT_S,
         **options: Any,
     ) -> None:
         names = tuple(f"n{number}" for number in range(nodes))
         self._wanted = NodesWanted(names, cores, options.pop("pin", False), **options)
         self._hosts: list[_Host] = []
-        super().__init__(host="127.0.0.1", port=0, expected=nodes, start_timeout_s=start_timeout_s)
+        super().__init__(
+            host="127.0.0.1",
+            port=0,
+            expected=nodes,
+            start_timeout_s=start_timeout_s,
+            schedule_s=schedule_s,
+        )
 
     def _start_nodes(self) -> None:
         self._hosts.append(_Host(self._nodes_ended, host_nodes, self._bootstrap, self._wanted))

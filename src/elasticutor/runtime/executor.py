@@ -21,8 +21,9 @@ from elasticutor.core import instructions as do
 from elasticutor.core.coordinator import BeginAttempt, CommitEpoch
 from elasticutor.core.cores import core_changes
 from elasticutor.core.executor import ElasticExecutor
-from elasticutor.core.ids import NodeId, TaskId
+from elasticutor.core.ids import MoveId, NodeId, TaskId
 from elasticutor.core.keys import shards_of
+from elasticutor.core.repartition import Drain, DrainExecutor, ReleaseShards, ShardsReleased
 from elasticutor.core.tasks import TaskStatus
 from elasticutor.errors import LATE, BadValueError, ElasticutorError, ProtocolError
 from elasticutor.runtime import messages as say
@@ -61,6 +62,9 @@ class MainProcess:
         self._registered = False
         self._finished = False
         self._resting = self._rested = False
+        self._shares_store = spec.store != spec.who
+        self._drain = Drain(spec.who)
+        self._release: tuple[ReleaseShards, set[MoveId]] | None = None
         self._destinations = tuple(p for route in spec.operator.routes for p in route.peers)
         for node, endpoint in spec.nodes.items():
             mail.know(_node(node), endpoint)
@@ -81,11 +85,17 @@ class MainProcess:
                 now = time.monotonic()
                 if now >= balance_at:
                     balance_at = now + tempo.balance_s
-                    if not self._resting:
-                        self._tell(ev.BalanceDue())
+                    self._balance()
                 if now >= measure_at:
                     measure_at = now + tempo.measure_s
                     self._measure()
+
+    def _balance(self) -> None:
+        if self._shares_store:  # balanced by the driver, with all others of its operator
+            loads = say.ShardLoads(self._run, self._spec.who, self._core.shard_loads())
+            self._mail.send(DRIVER, loads)
+        if not self._resting:
+            self._tell(ev.BalanceDue())
 
     # What arrives
 
@@ -143,6 +153,7 @@ class MainProcess:
             ev.Output(out.destination, out.packet, out.size, out.packet.rows)
             for out in message.outputs
         )
+        before = self._core.inside_rows if self._shares_store else 0
         self._tell(
             ev.ChunkProcessed(
                 message.task,
@@ -153,6 +164,8 @@ class MainProcess:
                 message.row_seconds,
             )
         )
+        if self._shares_store:
+            self._report_if(self._drain.processed(before - self._core.inside_rows))
 
     def _on_begin(self, order: BeginAttempt) -> None:
         schema = self._spec.operator.output.serialize().to_pybytes()
@@ -184,6 +197,33 @@ class MainProcess:
             self._report(refused)
         else:
             self._tell(event)
+
+    # Shards that change their executor, where upstreams hold the table
+
+    def _on_drain(self, order: DrainExecutor) -> None:
+        self._report_if(self._drain.begin(order))
+
+    def _on_release(self, order: ReleaseShards) -> None:
+        """Let the only task write the shards' state and forget it; nothing of theirs is inside."""
+        (task,) = self._core.tasks
+        moves = {shard: MoveId(-1 - shard) for shard in order.shards}  # none of the core's own
+        self._release = order, set(moves.values())
+        for shard, move in moves.items():
+            self._mail.send(_task(task), do.SendLabel(task, move, shard))
+
+    def _on_label_reached(self, event: ev.LabelReached) -> None:
+        if self._release is None or event.move not in self._release[1]:
+            self._tell(event)
+            return
+        order, left = self._release
+        left.discard(event.move)
+        if not left:
+            self._release = None
+            self._report(ShardsReleased(self._spec.who, order.round))
+
+    def _report_if(self, what: Any) -> None:
+        if what is not None:
+            self._report(what)
 
     def _on_rest(self, message: say.Rest) -> None:
         self._resting = True
@@ -286,7 +326,10 @@ class MainProcess:
         self._mail.send(_task(order.task), order)
 
     def _to_node(self, order: Any, payload: bytes = b"", task: Endpoint | None = None) -> None:
-        message = say.ToNode(self._run, self._spec.who, self._mail.endpoint, order, payload, task)
+        store = self._spec.store if self._shares_store else ""
+        message = say.ToNode(
+            self._run, self._spec.who, self._mail.endpoint, order, payload, task, store
+        )
         self._mail.send(_node(order.node), message)
 
     def _start_task(self, order: do.StartTask) -> None:
@@ -328,7 +371,6 @@ def _node(node: NodeId) -> str:
 
 _FROM_OTHERS = (
     ev.OfferMeasured,
-    ev.LabelReached,
     ev.TaskFlushed,
     ev.TaskReset,
     ev.ShardOpened,
@@ -344,6 +386,9 @@ _FROM_OTHERS = (
 
 _HANDLERS: dict[type, Callable[[MainProcess, Any], None]] = {
     **dict.fromkeys(_FROM_OTHERS, MainProcess._tell),
+    ev.LabelReached: MainProcess._on_label_reached,
+    DrainExecutor: MainProcess._on_drain,
+    ReleaseShards: MainProcess._on_release,
     say.Hello: MainProcess._on_hello,
     Tuples: MainProcess._on_tuples,
     Credit: MainProcess._on_credit,

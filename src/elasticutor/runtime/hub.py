@@ -50,6 +50,8 @@ class Hub:
         self.runs: dict[str, Supervisor] = {}
         self.changed = threading.Condition()
         """Notified when a node comes or goes."""
+        self.staff_changed: Callable[[], None] = _nothing
+        """Called when a task of any executor has come or gone."""
         self._heard_at: dict[NodeId, float] = {}
         self._calls: deque[Callable[[], None]] = deque()
         self._calling = threading.Lock()  # so that no call comes in behind the last look at them
@@ -83,6 +85,11 @@ class Hub:
             return future.result(timeout_s)
         except FutureTimeoutError:
             raise ClusterError("driver's thread", f"answer in {timeout_s:g} s", "silence") from None
+
+    @property
+    def over(self) -> bool:
+        """Whether it takes no more calls."""
+        return self._over
 
     def await_nodes(self, count: int, timeout_s: float, failed: Callable[[], str]) -> None:
         """Wait until so many nodes are up.
@@ -245,6 +252,10 @@ class Hub:
         self._introduce()
         with self.changed:
             self.changed.notify_all()
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
 
 
 def _node(node: NodeId) -> str:

@@ -141,6 +141,17 @@ class SourceMeasured:
     blocked_share: float
     behind_s: float
     """How far what it sends now is behind the time at which it was due."""
+    rate: float | None = None
+    """What it would send per second, if it knows; infinity for all it has at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLoads:
+    """The load of every shard of an executor, in cores, where upstreams hold the table."""
+
+    run: str
+    who: Peer
+    loads: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +268,17 @@ class ToNode:
     """What a task's process needs to know, with `StartTask`."""
     task: Endpoint | None = None
     """Where the task is, with `EndTask`; None if it has not come up."""
+    store: str = ""
+    """Whose store it is about; empty: the executor's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForStore:
+    """An instruction of the driver to a node, for a store that several executors share."""
+
+    run: str
+    store: Peer
+    order: Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,10 @@ def run_node(payload: bytes, zygote: ZygoteClient) -> None:
 
 @dataclass(slots=True)
 class _Store:
-    """One executor's state on this node."""
+    """One executor's state on this node, or that of several who share it."""
 
-    reply: Endpoint
+    reply: Endpoint | None
+    """Where the executor is; None where the driver leads the moves."""
     path: Path
     backend: LmdbBackend
     keeper: Keeper
@@ -147,7 +148,7 @@ class NodeProcess:
                     self._zygote.kill(name)
         for store in self._stores.values():
             used = store.backend.used_bytes()
-            if used != store.said_bytes:
+            if used != store.said_bytes and store.reply is not None:
                 store.said_bytes = used
                 self._answer(store.reply, ev.StateMeasured(self._spec.node, used))
 
@@ -188,7 +189,8 @@ class NodeProcess:
             for key in [key for key in self._stores if key[0] == run]:
                 store = self._stores.pop(key)
                 store.backend.close()
-                self._mail.forget(store.reply.ipc or store.reply.tcp)
+                if store.reply is not None:
+                    self._mail.forget(store.reply.ipc or store.reply.tcp)
             shutil.rmtree(Path(self._spec.state) / run, ignore_errors=True)
             self._mail.send(DRIVER, say.RunEnded(self._spec.node, run))
 
@@ -225,16 +227,18 @@ class NodeProcess:
         if message.run in self._ending:
             return
         order, key = message.order, (message.run, message.who)
+        store = (message.run, Peer(message.store or message.who))
         try:
             match order:
                 case do.OpenStore():
-                    self._open_store(key, message.reply, order)
+                    self._open_store(store, None if message.store else message.reply, order)
                 case do.StartTask(_, task):
-                    self._start_task(key, task, message.payload)
+                    self._start_task(key, store, task, message.payload)
                 case do.EndTask(_, task):
                     self._end_task(key, task, message.task)
                 case _:
-                    self._carry_out(key, self._stores[key].keeper.handle(order))
+                    errands = self._stores[store].keeper.handle(order)
+                    self._carry_out(store, errands, message.reply)
         except StaleAttemptError:
             return
         except Exception as error:
@@ -245,7 +249,20 @@ class NodeProcess:
         blob, text = described(error)
         self._mail.send(DRIVER, say.Failed(run, f"{who} on node {self._spec.node}", blob, text))
 
-    def _open_store(self, key: tuple[str, Peer], reply: Endpoint, order: do.OpenStore) -> None:
+    def _for_store(self, message: say.ForStore) -> None:
+        key = (message.run, message.store)
+        if message.run in self._ending:
+            return
+        try:
+            self._carry_out(key, self._stores[key].keeper.handle(message.order))
+        except Exception as error:
+            self._fail(key, error)
+
+    def _open_store(
+        self, key: tuple[str, Peer], reply: Endpoint | None, order: do.OpenStore
+    ) -> None:
+        if key in self._stores:
+            return  # of somebody who shares it
         run, who = key
         path = Path(self._spec.state) / run / who
         path.mkdir(parents=True, mode=0o700)
@@ -253,12 +270,14 @@ class NodeProcess:
         levels = Levels.create(backend, attempt=order.attempt, committed=order.committed)
         self._stores[key] = _Store(reply, path, backend, Keeper(self._spec.node, levels))
 
-    def _start_task(self, key: tuple[str, Peer], task: TaskId, payload: bytes) -> None:
+    def _start_task(
+        self, key: tuple[str, Peer], store: tuple[str, Peer], task: TaskId, payload: bytes
+    ) -> None:
         run, who = key
         spec: TaskSpec = pickle.loads(payload)  # noqa: S301 - from our own executor, authenticated
         mine = self._spec.site
         site = replace(spec.site, node=self._spec.node, sockets=mine.sockets, host=mine.host)
-        spec = replace(spec, site=site, store=str(self._stores[key].path))
+        spec = replace(spec, site=site, store=str(self._stores[store].path))
         name = f"{run}/{who}/{task}"
         cpu = self._free_cpus.pop(0) if self._free_cpus else None
         self._processes[name] = _Process(run, f"{who}, task {task}", task, cpu=cpu)
@@ -304,8 +323,11 @@ class NodeProcess:
             except Exception as error:
                 self._fail(key, error)
 
-    def _carry_out(self, key: tuple[str, Peer], errands: list[Any]) -> None:
+    def _carry_out(
+        self, key: tuple[str, Peer], errands: list[Any], reply: Endpoint | None = None
+    ) -> None:
         store = self._stores[key]
+        reply = reply or store.reply
         for errand in errands:
             match errand:
                 case SendSlice(node=node):
@@ -315,13 +337,15 @@ class NodeProcess:
                     self._copies.append((key, move))
                 case WriteIncrement():
                     # Without a checkpoint nothing outlives the run, so there is nothing to write.
-                    self._carry_out(key, store.keeper.written(errand))
+                    self._carry_out(key, store.keeper.written(errand), reply)
                 case ReadShard():
                     raise ElasticutorError(
                         f"shard {errand.shard} of {key[1]}", "be in a checkpoint", "none is kept"
                     )
+                case _ if reply is None:
+                    self._mail.send(DRIVER, say.Said(*key, errand))
                 case _:
-                    self._answer(store.reply, errand)
+                    self._answer(reply, errand)
 
 
 _HANDLERS: dict[type, Callable[[NodeProcess, Any], None]] = {
@@ -332,5 +356,6 @@ _HANDLERS: dict[type, Callable[[NodeProcess, Any], None]] = {
     say.EndRun: NodeProcess._end_run,
     say.ReadState: NodeProcess._read_state,
     say.ToNode: NodeProcess._to_node,
+    say.ForStore: NodeProcess._for_store,
     say.Slice: NodeProcess._on_slice,
 }

@@ -2,18 +2,23 @@
 
 Sources do this for what they read, tasks for what their operator puts out. The key's hash is
 computed here, once, and travels with the tuples: the receiving executor takes the shard from it.
+
+In the resource-centric paradigm it is not for ever: there the sources hold a table of shards, which
+changes while they pause (`core.repartition`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from elasticutor.core.ids import Peer
-from elasticutor.core.keys import executors_of, key_hashes
+from elasticutor.core.keys import executors_of, key_hashes, shards_of
+from elasticutor.core.repartition import PausableRoute
 from elasticutor.runtime.packets import Births, Packet, split_births
 from elasticutor.runtime.specs import Route
 from elasticutor.runtime.wire import Outgoing
@@ -32,33 +37,58 @@ class Router:
         ('counts.1', [2, 3, 4])
     """
 
-    def __init__(self, routes: Sequence[Route]) -> None:
+    def __init__(self, routes: Sequence[Route], upstream: str = "") -> None:
         self._routes = tuple(routes)
+        self.tables = {
+            route.name: PausableRoute(
+                Peer(upstream), shards=route.shards, executors=len(route.peers)
+            )
+            for route in routes
+            if route.shards
+        }
+        """By operator, where the upstream holds the table of its shards."""
 
     @property
     def peers(self) -> tuple[Peer, ...]:
         """Everybody who may be sent something."""
         return tuple(peer for route in self._routes for peer in route.peers)
 
+    @property
+    def paused(self) -> bool:
+        """Whether nothing may be cut now, since a table is about to change."""
+        return any(table.paused for table in self.tables.values())
+
     def split(self, batch: pa.RecordBatch, births: Births) -> list[Outgoing]:
         """Packets for everybody concerned, each with its tuples in their order."""
         if not batch.num_rows:
             return []
-        return [output for route in self._routes for output in _split(route, batch, births)]
+        return [
+            output
+            for route in self._routes
+            for output in _split(route, self.tables.get(route.name), batch, births)
+        ]
 
 
-def _split(route: Route, batch: pa.RecordBatch, births: Births) -> Iterator[Outgoing]:
+def _split(
+    route: Route, table: PausableRoute | None, batch: pa.RecordBatch, births: Births
+) -> Iterator[Outgoing]:
     if not route.key:
         yield _outgoing(route.peers[0], Packet.of(batch, births))
         return
     hashes = key_hashes(*(batch.column(name) for name in route.key))
-    if len(route.peers) == 1:
+    if len(route.peers) == 1 and table is None:
         yield _outgoing(route.peers[0], Packet.of(batch, births, hashes))
         return
-    owners = executors_of(hashes, len(route.peers))
+    owners: npt.NDArray[np.integer[Any]]
+    if table is None:
+        owners = executors_of(hashes, len(route.peers))
+    else:
+        owners = table.owners(shards_of(hashes, route.shards))
     runs = None if len(births) == 1 else np.repeat(np.arange(len(births)), births[:, 1])
     for number, rows in _groups(owners, len(route.peers)):
         taken = batch.take(pa.array(rows))
+        if table is not None:
+            table.sent(number, len(rows))
         if runs is None:
             theirs = np.array([[births[0, 0], len(rows)]], np.int64)
         else:
@@ -67,7 +97,7 @@ def _split(route: Route, batch: pa.RecordBatch, births: Births) -> Iterator[Outg
 
 
 def _groups(
-    owners: npt.NDArray[np.int32], count: int
+    owners: npt.NDArray[np.integer[Any]], count: int
 ) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
     """For each owner that has any: its number and its rows, in order."""
     order = np.argsort(owners, kind="stable")

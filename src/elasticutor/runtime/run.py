@@ -88,7 +88,10 @@ class Run:
             hint = "submit with keep=True, then drain() or wait()"
             raise BadValueError("run", "be drained", supervisor.phase.value, hint)
         found: dict[Any, Any] = {}
-        for who in self._executors_of(operator):
+        stores = self._executors_of(operator)
+        if supervisor.paradigm == "rc":
+            stores = (Peer(operator),)
+        for who in stores:
             self._asks += 1
             ask = self._asks
             nodes = set(self._hub.nodes)
@@ -122,7 +125,7 @@ class Run:
         wait: bool = True,
         timeout_s: float = 30.0,
     ) -> None:
-        """Let an executor have so many cores, while it runs.
+        """Let an executor have so many cores, while it runs; the scheduler leaves it alone then.
 
         Args:
             operator: The operator's name.
@@ -158,6 +161,10 @@ class Run:
         supervisor = self._supervisor
         if supervisor.phase is not RunPhase.RUNNING:
             raise RunError(f"run {self.id}", "be running", f"is {supervisor.phase.value}")
+        if supervisor.paradigm in ("static", "rc"):
+            raise BadValueError(
+                f"paradigm of run {self.id}", "be elastic or naive", supervisor.paradigm
+            )
         free = free_cores(self._hub, without=(supervisor.run, who))
         if isinstance(cores, Mapping):
             wanted = {NodeId(node): count for node, count in cores.items()}
@@ -174,8 +181,14 @@ class Run:
                     count,
                     "take cores from another executor first, or give the cluster more",
                 )
+        supervisor.by_hand.add(who)
         supervisor.set_cores(who, wanted)
         return wanted
+
+    def release_cores(self, operator: str, executor: int) -> None:
+        """Let the scheduler decide again, after `set_cores`."""
+        who = self._executor(operator, executor)
+        self._hub.call(lambda: self._supervisor.by_hand.discard(who))
 
     def move(self, operator: str, executor: int, shard: int, task: int) -> None:
         """Ask for a shard to be moved to a task; `events("shard moved")` tells when it is there.

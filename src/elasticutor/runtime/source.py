@@ -15,6 +15,7 @@ from elasticutor.core import instructions as do
 from elasticutor.core.coordinator import EndEpoch, ParticipantPrepared, StartSource
 from elasticutor.core.flow import Outputs
 from elasticutor.core.ids import Attempt, Epoch, Peer
+from elasticutor.core.repartition import PauseUpstream, UpdateTable
 from elasticutor.errors import ProtocolError
 from elasticutor.runtime import messages as say
 from elasticutor.runtime.failures import reporting
@@ -54,7 +55,7 @@ class SourceProcess:
         self._mail = mail
         self._source: Source = cloudpickle.loads(spec.blob)
         self._reader: Reader | None = None
-        self._router = Router(spec.routes)
+        self._router = Router(spec.routes, spec.who)
         self._outputs = Outputs([], first=0, limit=0, returned=False)
         self._attempt = Attempt(0)
         self._draining = False
@@ -91,7 +92,7 @@ class SourceProcess:
     def _read_and_send(self) -> float:
         """Send what is due; returns how long there is nothing to do."""
         reader = self._reader
-        blocked = self._outputs.blocked(self._spec.who)
+        blocked = self._outputs.blocked(self._spec.who) or self._router.paused
         self._meter.blocked(blocked, time.monotonic())
         if reader is None or self._silent or blocked:
             return _IDLE_S
@@ -148,7 +149,8 @@ class SourceProcess:
     def _measure(self) -> None:
         spec = self._spec
         seconds, rows, share, behind = self._meter.take(time.monotonic())
-        measured = say.SourceMeasured(spec.site.run, spec.who, seconds, rows, share, behind)
+        rate = None if self._reader is None else self._reader.rate
+        measured = say.SourceMeasured(spec.site.run, spec.who, seconds, rows, share, behind, rate)
         self._mail.send(DRIVER, measured)
         if self._attempt:
             # Every operator gets all rows; its executors share them, and so does the estimate.
@@ -193,7 +195,7 @@ class SourceProcess:
         self._measure()
         offset = self._reader.offset
         prepared = ParticipantPrepared(self._spec.who, order.attempt, order.epoch, offset)
-        self._mail.send(DRIVER, say.Said(self._spec.site.run, self._spec.who, prepared))
+        self._say(prepared)
 
     def _end_epoch(self, epoch: Epoch) -> None:
         self._outputs.end_epoch(epoch)
@@ -206,6 +208,16 @@ class SourceProcess:
             self._outputs.require_rising(message.sender, message.total)
             self._outputs.credit(message.sender, message.total)
             self._flush(message.sender)
+
+    def _on_pause(self, order: PauseUpstream) -> None:
+        # What is cut already counts as sent: it goes out as its executors grant credit.
+        self._say(self._router.tables[order.operator].pause(order))
+
+    def _on_table(self, order: UpdateTable) -> None:
+        self._say(self._router.tables[order.operator].update(order))
+
+    def _say(self, what: Any) -> None:
+        self._mail.send(DRIVER, say.Said(self._spec.site.run, self._spec.who, what))
 
     def _on_peers(self, message: say.Peers) -> None:
         self._mail.know_all(message.book)
@@ -255,6 +267,8 @@ _HANDLERS: dict[type, Callable[[SourceProcess, Any], None]] = {
     StartSource: SourceProcess._on_start,
     EndEpoch: SourceProcess._on_end_epoch,
     Credit: SourceProcess._on_credit,
+    PauseUpstream: SourceProcess._on_pause,
+    UpdateTable: SourceProcess._on_table,
     say.Peers: SourceProcess._on_peers,
     say.Drain: SourceProcess._on_drain,
     say.Finish: SourceProcess._on_finish,

@@ -35,6 +35,8 @@ class Route:
     key: tuple[str, ...]
     """Empty for a sink."""
     peers: tuple[Peer, ...]
+    shards: int = 0
+    """Of the operator as a whole, where upstreams hold the table of them; otherwise 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class ExecutorSpec:
     cores: Mapping[NodeId, int]
     nodes: Mapping[NodeId, Endpoint]
     tempo: Tempo
+    store: Peer
+    """Whose state it works on: its own, or its operator's where upstreams hold the table."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -23,26 +22,19 @@ import pyarrow as pa
 
 from elasticutor.core import coordinator as co
 from elasticutor.core import instructions as do
-from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.placement import Placement
 from elasticutor.errors import ElasticutorError, ProtocolError
 from elasticutor.runtime import messages as say
+from elasticutor.runtime.blueprint import Blueprint
 from elasticutor.runtime.channels import Endpoint
 from elasticutor.runtime.failures import described_end
 from elasticutor.runtime.hosts import ends_name
 from elasticutor.runtime.journal import Journal
 from elasticutor.runtime.ledger import Ledger
 from elasticutor.runtime.packets import open_batch
-from elasticutor.runtime.specs import (
-    ExecutorSpec,
-    OperatorSpec,
-    Route,
-    SinkSpec,
-    Site,
-    SourceSpec,
-    Tempo,
-)
+from elasticutor.runtime.repartitioning import ANSWERS, Lead
+from elasticutor.runtime.scheduling import Interval, Paradigm
 from elasticutor.sinks import Writer
 from elasticutor.topology import Plan, StagePlan
 
@@ -82,8 +74,9 @@ class Supervisor:
         plan: Plan,
         placements: Mapping[Peer, Placement],
         *,
-        config: ExecutorConfig,
-        tempo: Tempo,
+        blueprint: Blueprint,
+        paradigm: Paradigm,
+        latency_target: float | None,
         journal: Journal,
         ends_hosts: int,
         start_timeout_s: float,
@@ -94,9 +87,14 @@ class Supervisor:
         self.plan = plan
         self.cores = {who: dict(placed.cores) for who, placed in placements.items()}
         """The cores that every executor should have, by node."""
+        self.paradigm = paradigm
+        self.latency_target = latency_target
+        """What the scheduler aims at, in seconds; None: it leaves the run alone."""
+        self.by_hand: set[Peer] = set()
+        """Executors whose cores somebody has set: the scheduler leaves them alone."""
+        self.interval = Interval()
         self._placements = placements
-        self._config = config
-        self._tempo = tempo
+        self._blueprint = blueprint
         self.journal = journal
         self.ledger = Ledger()
         self.changed = threading.Condition()
@@ -110,9 +108,9 @@ class Supervisor:
         self._book: dict[str, Endpoint] = {}
         self.pids: dict[str, int] = {}
         self._executors = _processes(plan.operators)
-        self._sources = _processes(plan.sources)
+        self.sources = _processes(plan.sources)
         self._sinks = _processes(plan.sinks)
-        self._everybody = (*self._executors, *self._sources, *self._sinks)
+        self._everybody = (*self._executors, *self.sources, *self._sinks)
         self._hosts_up: dict[int, str] = {}
         """Hosts of sources and sinks, and in words where they are."""
         self._exhausted: set[Peer] = set()
@@ -126,7 +124,9 @@ class Supervisor:
         self._callbacks: list[Callable[[], None]] = []
         self.recounts: dict[Peer, tuple[str, ...]] = {}
         self.state_read: dict[int, list[say.StateRead]] = {}
-        self.coordinator = co.Coordinator(self._executors, self._sources, self._sinks)
+        self.coordinator = co.Coordinator(self._executors, self.sources, self._sinks)
+        self._leads = self._make_leads() if paradigm == "rc" else {}
+        self._drains = False  # as soon as no shard is on the move between executors
         for sink in plan.sinks:
             if sink.collects:
                 self.collected[sink.name] = cloudpickle.loads(sink.blob).open(0, sink.schema)
@@ -139,61 +139,11 @@ class Supervisor:
             "run started",
             run=self.run,
             topology=self.plan.name,
+            paradigm=self.paradigm,
             cores={who: dict(cores) for who, cores in self.cores.items()},
         )
-        nodes = {node: seen.endpoint for node, seen in self._hub.nodes.items()}
-        for operator in self.plan.operators:
-            spec = OperatorSpec(
-                operator.name,
-                operator.blob,
-                operator.key,
-                operator.input,
-                operator.output,
-                self._routes(operator.targets),
-            )
-            for number in range(operator.executors):
-                who = Peer(f"{operator.name}.{number}")
-                placed = self._placements[who]
-                executor = ExecutorSpec(
-                    self._site(placed.node),
-                    who,
-                    number,
-                    self._config_of(operator.shards),
-                    spec,
-                    _peers(self.plan.upstreams_of(who)),
-                    placed.cores,
-                    nodes,
-                    self._tempo,
-                )
-                payload = pickle.dumps(executor, pickle.HIGHEST_PROTOCOL)
-                order = say.StartExecutor(self.run, who, payload)
-                self._hub.send_node(placed.node, order)
-
-    def _config_of(self, shards: int) -> ExecutorConfig:
-        return replace(self._config, shards=shards)
-
-    def _site(self, node: NodeId) -> Site:
-        seen = self._hub.nodes[node]
-        return Site(
-            self.run,
-            node,
-            seen.sockets,
-            seen.host,
-            self._hub.keys,
-            self._hub.endpoint,
-        )
-
-    def _routes(self, targets: tuple[str, ...]) -> tuple[Route, ...]:
-        routes = []
-        operators = {operator.name: operator for operator in self.plan.operators}
-        for name in targets:
-            operator = operators.get(name)
-            if operator is None:
-                routes.append(Route(name, (), (Peer(name),)))
-            else:
-                peers = tuple(Peer(f"{name}.{n}") for n in range(operator.executors))
-                routes.append(Route(name, operator.key, peers))
-        return tuple(routes)
+        for node, order in self._blueprint.executors():
+            self._hub.send_node(node, order)
 
     def _on_host_up(self, message: say.EndsHostUp) -> None:
         """Give a host of sources and sinks its share of them."""
@@ -209,58 +159,15 @@ class Supervisor:
         beside = f", beside {' and '.join(f'node {node!r}' for node in near)}," if near else ""
         self._hosts_up[message.number] = beside
         ends: list[tuple[str, str, bytes]] = []
-        for place, (kind, who, make) in enumerate(self._ends()):
+        for place, (kind, who, make) in enumerate(self._blueprint.ends()):
             if place % self._ends_hosts == message.number:
                 if near:
-                    site = self._site(near[place % len(near)])
+                    site = self._blueprint.site(near[place % len(near)])
                 else:
-                    keys, driver = self._hub.keys, self._hub.endpoint
-                    site = Site(
-                        self.run, NodeId(f"ends-{message.number}"), "", message.host, keys, driver
-                    )
+                    site = self._blueprint.site_elsewhere(message)
                 ends.append((kind, who, pickle.dumps(make(site), pickle.HIGHEST_PROTOCOL)))
         self._hub.mail.know(self._name(ends_name(message.number)), message.endpoint)
         self._send(ends_name(message.number), say.StartEnds(tuple(ends)))
-
-    def _ends(self) -> list[tuple[str, str, Callable[[Site], Any]]]:
-        """All sources and sinks: kind, name, and what makes the specification at a site."""
-        credit, tempo = self._config.min_credit_bytes, self._tempo
-        ends: list[tuple[str, str, Callable[[Site], Any]]] = []
-        for source in self.plan.sources:
-            routes = self._routes(source.targets)
-            for task in range(source.tasks):
-                who = Peer(f"{source.name}.{task}")
-
-                def make_source(
-                    site: Site,
-                    source: Any = source,
-                    who: Peer = who,
-                    task: int = task,
-                    routes: Any = routes,
-                ) -> SourceSpec:
-                    return SourceSpec(
-                        site,
-                        who,
-                        source.blob,
-                        source.schema,
-                        task,
-                        source.tasks,
-                        routes,
-                        credit,
-                        tempo,
-                    )
-
-                ends.append(("source", who, make_source))
-        for sink in self.plan.sinks:
-            upstreams = _peers(self.plan.upstreams_of(sink.name))
-
-            def make_sink(site: Site, sink: Any = sink, upstreams: Any = upstreams) -> SinkSpec:
-                return SinkSpec(
-                    site, Peer(sink.name), sink.blob, sink.schema, upstreams, credit, tempo
-                )
-
-            ends.append(("sink", sink.name, make_sink))
-        return ends
 
     def _on_registered(self, message: say.Registered) -> None:
         self._book[message.who] = message.endpoint
@@ -319,6 +226,8 @@ class Supervisor:
                 self.journal.write("hot shards", executor=who, shards=list(shards))
             case co.ParticipantReady() | co.ParticipantPrepared():
                 self._enact(self.coordinator.handle(what))
+            case _ if isinstance(what, ANSWERS):
+                self._lead_of(who, what).take(what)
             case _:
                 self._hub.mail.drop(f"{type(what).__name__} is no report")
 
@@ -337,7 +246,66 @@ class Supervisor:
             bytes_held=move.migrated,
         )
 
+    # Shards that change their executor
+
+    def _make_leads(self) -> dict[str, Lead]:
+        return {
+            operator.name: Lead(
+                self,
+                operator.name,
+                operator.shards,
+                [(Peer(who), self._placements[Peer(who)].node) for who in operator.processes],
+                _peers(self.plan.upstreams_of(operator.processes[0])),
+                send_node=self._hub.send_node,
+                send=self._send,
+            )
+            for operator in self.plan.operators
+        }
+
+    def _lead_of(self, who: Peer, what: Any) -> Lead:
+        """Whoever leads the operator that an answer is about."""
+        named = getattr(what, "operator", "") or who
+        return self._leads.get(named) or self._leads[who.rpartition(".")[0]]
+
+    def lead(self, operator: str) -> Lead:
+        """Whoever leads an operator's shards from executor to executor."""
+        return self._leads[operator]
+
+    def _on_shard_loads(self, message: say.ShardLoads) -> None:
+        self._lead_of(message.who, message).loads(message)
+
+    def round_over(self) -> None:
+        """No shard of some operator is on the move any more."""
+        if self._drains:
+            self._drains = False
+            self.drain()
+
+    def fail_for(self, who: str, reason: str) -> None:
+        """End the run, because of somebody."""
+        self.fail(RunError(who, "go on", f"failed: {reason}"))
+
     # Cores
+
+    @property
+    def is_running(self) -> bool:
+        """Whether tuples flow."""
+        return self.phase is RunPhase.RUNNING
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has given back all of its cores."""
+        return self.phase is RunPhase.ENDED
+
+    @property
+    def scheduled_executors(self) -> tuple[Peer, ...]:
+        """Those whose cores the scheduler may change."""
+        return tuple(who for who in self._executors if who not in self.by_hand)
+
+    @property
+    def feeds(self) -> dict[str, tuple[str, ...]]:
+        """What every operator and sink is fed by."""
+        operators = {operator.name: operator.inputs for operator in self.plan.operators}
+        return operators | {sink.name: sink.inputs for sink in self.plan.sinks}
 
     def set_cores(self, who: Peer, wanted: Mapping[NodeId, int]) -> None:
         """Tell an executor which cores it should have from now on."""
@@ -369,20 +337,23 @@ class Supervisor:
             )
         with self.changed:
             self.changed.notify_all()
+        self._hub.staff_changed()
 
     # The end
 
     def drain(self) -> None:
         """Let the sources stop, and everything that they have sent be processed."""
-        if self.phase is RunPhase.RUNNING:
+        if any(lead.busy for lead in self._leads.values()):
+            self._drains = True  # a paused source cannot end an epoch: the round ends first
+        elif self.phase is RunPhase.RUNNING:
             self._set_phase(RunPhase.DRAINING)
-            for source in self._sources:
+            for source in self.sources:
                 self._send(source, say.Drain())
             self._enact(self.coordinator.handle(co.EpochDue()))
 
     def _on_exhausted(self, message: say.Exhausted) -> None:
         self._exhausted.add(message.who)
-        if self._exhausted == set(self._sources):
+        if self._exhausted == set(self.sources):
             self.drain()
 
     def _come_to_rest(self) -> None:
@@ -497,6 +468,9 @@ class Supervisor:
         if self.phase is not RunPhase.ENDED:
             for number in self._hosts_up:
                 self._send(ends_name(number), say.Beat())
+        if self.phase is RunPhase.RUNNING and not self._drains:
+            for lead in self._leads.values():
+                lead.tick()
         if self.phase is RunPhase.STARTING and now > self._start_by:
             self.fail(RunError("run", "start in time", f"did not start in time: {self.missing()}"))
         if self.phase is RunPhase.ENDING and now > self._end_by:
@@ -556,9 +530,13 @@ class Supervisor:
 
     def _on_measured(self, message: say.Measured) -> None:
         self.ledger.executor(message)
+        if self.latency_target is not None:
+            self.interval.executor(message)
 
     def _on_source_measured(self, message: say.SourceMeasured) -> None:
         self.ledger.source(message)
+        if self.latency_target is not None:
+            self.interval.source(message)
 
     def _on_sink_measured(self, message: say.SinkMeasured) -> None:
         self.ledger.sink(message)
@@ -603,6 +581,7 @@ _HANDLERS: dict[type, Callable[[Supervisor, Any], None]] = {
     say.Collected: Supervisor._on_collected,
     say.Recount: Supervisor._on_recount,
     say.StateRead: Supervisor._on_state_read,
+    say.ShardLoads: Supervisor._on_shard_loads,
     say.Measured: Supervisor._on_measured,
     say.SourceMeasured: Supervisor._on_source_measured,
     say.SinkMeasured: Supervisor._on_sink_measured,

@@ -10,10 +10,16 @@ from typing import Any
 from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.ids import NodeId
 from elasticutor.errors import BadValueError
-from elasticutor.runtime.cluster import START_TIMEOUT_S, BaseCluster
+from elasticutor.runtime.cluster import (
+    LATENCY_TARGET_S,
+    SCHEDULE_S,
+    START_TIMEOUT_S,
+    BaseCluster,
+)
 from elasticutor.runtime.hosts import GIB, NodesWanted
 from elasticutor.runtime.hub import ClusterError
 from elasticutor.runtime.run import Run
+from elasticutor.runtime.scheduling import Paradigm
 from elasticutor.runtime.supervisor import RunError, Supervisor
 from elasticutor.spark.jobs import EndsTask, LongJob, NodesTask
 from elasticutor.spark.session import Offer, offer_of, require_session
@@ -41,6 +47,7 @@ class Cluster(BaseCluster):
         state_bytes: The most that one executor's state on one node can take. Only a limit: space
             is used as it is needed.
         port: Of the driver; default: any free one.
+        schedule_s: How often the scheduler may change executors' cores; 0: never.
         start_timeout_s: How long the nodes may take to start.
 
     Raises:
@@ -57,6 +64,7 @@ class Cluster(BaseCluster):
         pin: bool | None = None,
         state_bytes: int = 64 * GIB,
         port: int = 0,
+        schedule_s: float = SCHEDULE_S,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> None:
         self._spark = require_session(spark)
@@ -77,7 +85,11 @@ class Cluster(BaseCluster):
         self._job: LongJob | None = None
         self._ends: dict[str, LongJob] = {}
         super().__init__(
-            host=offer.host, port=port, expected=count, start_timeout_s=start_timeout_s
+            host=offer.host,
+            port=port,
+            expected=count,
+            start_timeout_s=start_timeout_s,
+            schedule_s=schedule_s,
         )
 
     def _start_nodes(self) -> None:
@@ -170,6 +182,8 @@ def submit(
     topology: Topology,
     cluster: BaseCluster,
     *,
+    latency_target: float | None = LATENCY_TARGET_S,
+    paradigm: Paradigm = "elastic",
     balance_s: float = 0.1,
     measure_s: float = 0.25,
     config: ExecutorConfig | None = None,
@@ -179,6 +193,8 @@ def submit(
     """Start a topology on a cluster; see `Cluster.submit`."""
     return cluster.submit(
         topology,
+        latency_target=latency_target,
+        paradigm=paradigm,
         balance_s=balance_s,
         measure_s=measure_s,
         config=config,

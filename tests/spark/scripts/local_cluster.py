@@ -60,7 +60,7 @@ def _asked(run: Run) -> list[dict[str, Any]]:
 
 def main(told: Path) -> None:
     spark = local_session("local-cluster[2,3,1024]")
-    with Cluster(spark, nodes=2, cores=2) as cluster:
+    with Cluster(spark, nodes=2, cores=2, schedule_s=0) as cluster:
         tell(told, "cluster", {"cluster": cluster.id})
         tell(told, "moved", moved_about(cluster, told / "journal"))
         run = cluster.submit(counting(generator(None, rate=1_000)), journal=told / "endless")

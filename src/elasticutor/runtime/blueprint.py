@@ -1,0 +1,181 @@
+"""From a plan to what every process of a run is told when it starts."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.placement import Placement
+from elasticutor.errors import BadValueError
+from elasticutor.runtime import messages as say
+from elasticutor.runtime.scheduling import Paradigm
+from elasticutor.runtime.specs import (
+    ExecutorSpec,
+    OperatorSpec,
+    Route,
+    SinkSpec,
+    Site,
+    SourceSpec,
+    Tempo,
+)
+from elasticutor.topology import OperatorPlan, Plan
+
+if TYPE_CHECKING:
+    from elasticutor.runtime.hub import Hub
+
+End: TypeAlias = tuple[str, str, Callable[[Site], Any]]
+"""A source or a sink: its kind, its name, and what makes its specification at a site."""
+
+
+def in_paradigm(plan: Plan, paradigm: Paradigm) -> Plan:
+    """The plan as a paradigm has it.
+
+    In the static and the resource-centric one, every core is an executor of its own; in the latter
+    all executors of an operator know all of its shards.
+
+    Raises:
+        BadValueError: The resource-centric paradigm, with an operator fed by another.
+    """
+    if paradigm in ("elastic", "naive"):
+        return plan
+    sources = {source.name for source in plan.sources}
+    for operator in plan.operators:
+        if paradigm == "rc" and not set(operator.inputs) <= sources:
+            raise BadValueError(
+                f"operator {operator.name!r} in the paradigm 'rc'",
+                "be fed by sources alone: they hold the table of its shards",
+                list(operator.inputs),
+                "use another paradigm for this topology",
+            )
+    return replace(plan, operators=tuple(_split(op, paradigm) for op in plan.operators))
+
+
+def _split(operator: OperatorPlan, paradigm: Paradigm) -> OperatorPlan:
+    executors = operator.executors * operator.cores
+    shards = operator.shards * operator.executors if paradigm == "rc" else operator.shards
+    return replace(operator, executors=executors, cores=1, shards=shards)
+
+
+class Blueprint:
+    """What the processes of one run are told."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        run: str,
+        plan: Plan,
+        placements: Mapping[Peer, Placement],
+        config: ExecutorConfig,
+        tempo: Tempo,
+        paradigm: Paradigm,
+    ) -> None:
+        self._hub = hub
+        self._run = run
+        self._plan = plan
+        self._placements = placements
+        self._config = config
+        self._tempo = tempo
+        self._paradigm = paradigm
+
+    def site(self, node: NodeId) -> Site:
+        """A process on a node."""
+        seen = self._hub.nodes[node]
+        hub = self._hub
+        return Site(self._run, node, seen.sockets, seen.host, hub.keys, hub.endpoint)
+
+    def site_elsewhere(self, host: say.EndsHostUp) -> Site:
+        """A process on no node."""
+        name = NodeId(f"ends-{host.number}")
+        return Site(self._run, name, "", host.host, self._hub.keys, self._hub.endpoint)
+
+    def executors(self) -> Iterator[tuple[NodeId, say.StartExecutor]]:
+        """Every main process, and the node that is to start it."""
+        nodes = {node: seen.endpoint for node, seen in self._hub.nodes.items()}
+        for operator in self._plan.operators:
+            spec = OperatorSpec(
+                operator.name,
+                operator.blob,
+                operator.key,
+                operator.input,
+                operator.output,
+                self._routes(operator.targets),
+            )
+            for number, name in enumerate(operator.processes):
+                who = Peer(name)
+                placed = self._placements[who]
+                executor = ExecutorSpec(
+                    self.site(placed.node),
+                    who,
+                    number,
+                    replace(self._config, shards=operator.shards),
+                    spec,
+                    _peers(self._plan.upstreams_of(who)),
+                    placed.cores,
+                    nodes,
+                    self._tempo,
+                    Peer(operator.name) if self._paradigm == "rc" else who,
+                )
+                payload = pickle.dumps(executor, pickle.HIGHEST_PROTOCOL)
+                yield placed.node, say.StartExecutor(self._run, who, payload)
+
+    def ends(self) -> list[End]:
+        """All sources and sinks."""
+        return [*self._sources(), *self._sinks()]
+
+    def _sources(self) -> Iterator[End]:
+        for source in self._plan.sources:
+            routes = self._routes(source.targets)
+            for task, name in enumerate(source.processes):
+
+                def make(
+                    site: Site,
+                    source: Any = source,
+                    who: str = name,
+                    task: int = task,
+                    routes: Any = routes,
+                ) -> SourceSpec:
+                    return SourceSpec(
+                        site,
+                        Peer(who),
+                        source.blob,
+                        source.schema,
+                        task,
+                        source.tasks,
+                        routes,
+                        self._config.min_credit_bytes,
+                        self._tempo,
+                    )
+
+                yield "source", name, make
+
+    def _sinks(self) -> Iterator[End]:
+        credit, tempo = self._config.min_credit_bytes, self._tempo
+        for sink in self._plan.sinks:
+            upstreams = _peers(self._plan.upstreams_of(sink.name))
+
+            def make(site: Site, sink: Any = sink, upstreams: Any = upstreams) -> SinkSpec:
+                return SinkSpec(
+                    site, Peer(sink.name), sink.blob, sink.schema, upstreams, credit, tempo
+                )
+
+            yield "sink", sink.name, make
+
+    def _routes(self, targets: tuple[str, ...]) -> tuple[Route, ...]:
+        operators = {operator.name: operator for operator in self._plan.operators}
+        routes = []
+        for name in targets:
+            operator = operators.get(name)
+            if operator is None:
+                routes.append(Route(name, (), (Peer(name),)))
+            else:
+                shards = operator.shards if self._paradigm == "rc" else 0
+                routes.append(Route(name, operator.key, _peers(operator.processes), shards))
+        return tuple(routes)
+
+
+def _peers(names: Iterable[str]) -> tuple[Peer, ...]:
+    return tuple(map(Peer, names))

@@ -1,0 +1,147 @@
+"""Leading an operator's shards from executor to executor, in the resource-centric paradigm.
+
+The protocol is `core.repartition`; this carries its messages, between the driver, the sources, the
+executors and the nodes that keep the operator's shared stores.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
+from elasticutor.core import repartition as rc
+from elasticutor.core.ids import MoveId, NodeId, Peer, ShardId
+from elasticutor.runtime import messages as say
+
+if TYPE_CHECKING:
+    from elasticutor.runtime.supervisor import Supervisor
+
+ROUND_S = 30.0
+"""How long a round may take before the run is given up."""
+
+ANSWERS = (
+    rc.UpstreamPaused,
+    rc.ExecutorDrained,
+    rc.ShardsReleased,
+    rc.TableUpdated,
+    ev.ShardOpened,
+    ev.CopyArrived,
+    ev.ShardDropped,
+)
+
+
+class Lead:
+    """Leads one operator's shards.
+
+    Args:
+        run: Whose operator.
+        operator: Its name, which is that of its stores too.
+        shards: Of the operator as a whole.
+        homes: Its executors, each with its node.
+        upstreams: The source tasks that feed it.
+        send_node: Sends to a node.
+        send: Sends to a participant of the run.
+    """
+
+    def __init__(
+        self,
+        run: Supervisor,
+        operator: str,
+        shards: int,
+        homes: Sequence[tuple[Peer, NodeId]],
+        upstreams: Sequence[Peer],
+        *,
+        send_node: Callable[[NodeId, Any], None],
+        send: Callable[[str, Any], None],
+    ) -> None:
+        self._run = run
+        self.operator = operator
+        self._core = rc.Repartitioner(shards, homes, upstreams, operator=operator)
+        self._loads: dict[Peer, Any] = {}
+        self._sending: dict[MoveId, rc.SendShard] = {}
+        self._moves = 0
+        self._since = 0.0
+        self._send_node = send_node
+        self._send = send
+
+    @property
+    def busy(self) -> bool:
+        """Whether a round is under way."""
+        return self._core.step is not rc.Step.IDLE
+
+    def loads(self, message: say.ShardLoads) -> None:
+        """An executor has said how much each shard is to do."""
+        self._loads[message.who] = message.loads
+
+    def tick(self) -> None:
+        """Start a round if one is needed; nobody may be waited for without end."""
+        now = time.monotonic()
+        if self.busy:
+            if now - self._since > ROUND_S:
+                waits = "; ".join(self._core.waiting_for())
+                self._run.fail_for(self.operator, f"a repartitioning took too long: {waits}")
+        elif len(self._loads) == len(self._core.executors):
+            loads = np.sum(list(self._loads.values()), axis=0)
+            self._since = now
+            self._enact(self._core.balance(loads, now))
+
+    def move(self, owners: Mapping[ShardId, int]) -> None:
+        """Give shards to executors, by number; for whoever wants to see it happen."""
+        self._since = time.monotonic()
+        self._enact(self._core.move(owners, self._since))
+
+    def take(self, what: Any) -> None:
+        """An answer of a source, an executor or a node."""
+        now = time.monotonic()
+        match what:
+            case ev.ShardOpened(move):
+                sent = self._sending[move]
+                order = do.CopyShard(sent.source, move, sent.shard, sent.destination)
+                self._to_store(sent.source, order)
+            case ev.CopyArrived(move, size):
+                sent = self._sending.pop(move)
+                self._to_store(sent.source, do.DropShard(sent.source, sent.shard))
+                self._enact(self._core.handle(rc.ShardSent(sent.round, sent.shard, size), now))
+            case ev.ShardDropped():
+                pass
+            case _:
+                self._enact(self._core.handle(what, now))
+
+    def _enact(self, orders: Sequence[rc.Order]) -> None:
+        for order in orders:
+            match order:
+                case rc.PauseUpstream(upstream=who) | rc.UpdateTable(upstream=who):
+                    self._send(who, order)
+                case rc.DrainExecutor(executor=who) | rc.ReleaseShards(executor=who):
+                    self._send(who, order)
+                case rc.SendShard():
+                    self._moves += 1
+                    move = MoveId(self._moves)
+                    self._sending[move] = order
+                    self._to_store(
+                        order.destination, do.OpenShard(order.destination, move, order.shard)
+                    )
+                case rc.ReportRound():
+                    self._journal(order)
+                    self._run.round_over()
+
+    def _to_store(self, node: NodeId, order: Any) -> None:
+        self._send_node(node, say.ForStore(self._run.run, Peer(self.operator), order))
+
+    def _journal(self, done: rc.ReportRound) -> None:
+        self._run.journal.write(
+            "shards repartitioned",
+            operator=self.operator,
+            shards=done.shards,
+            remote=done.remote,
+            cause="balance",
+            sync_ms=round(done.pause_s * 1e3, 4),
+            migration_ms=round(done.migration_s * 1e3, 4),
+            update_ms=round(done.update_s * 1e3, 4),
+            bytes=done.size,
+        )

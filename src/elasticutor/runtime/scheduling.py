@@ -1,0 +1,315 @@
+"""The scheduler at work: a thread on the driver that looks, decides, and has cores handed out.
+
+It decides nothing itself: `core.scheduler` makes the plan of what the hub's thread has seen. A plan
+is carried out in the hub's thread, cores that are given up first, and those that are granted when
+they are really free. One that is overtaken by events (an executor's cores were set by hand, a run
+or a node is gone) is dropped as a whole before it begins, and abandoned where it stands after that:
+every executor then has the cores that its supervisor says it has.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.metrics import ExecutorMetrics
+from elasticutor.core.scheduler import Plan, Scheduler, SchedulerConfig
+from elasticutor.core.seen import ExecutorSeen, SourceSeen, TopologySeen
+from elasticutor.runtime import messages as say
+
+if TYPE_CHECKING:
+    from elasticutor.runtime.hub import Hub
+    from elasticutor.runtime.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+Paradigm: TypeAlias = Literal["elastic", "static", "rc", "naive"]
+PARADIGMS: tuple[Paradigm, ...] = ("elastic", "static", "rc", "naive")
+
+_LOOK_S = 0.25
+"""How often measurements are looked at; a change that can wait is made every `schedule_s` only."""
+_GRANT_S = 10.0
+"""How long a plan may wait for cores to become free."""
+
+
+class Interval:
+    """What was measured of a run since the scheduler last looked."""
+
+    def __init__(self) -> None:
+        self._executors: dict[Peer, ExecutorMetrics] = {}
+        self._sources: dict[Peer, list[say.SourceMeasured]] = {}
+
+    def executor(self, message: say.Measured) -> None:
+        """An executor's measurement."""
+        before = self._executors.get(message.who)
+        metrics = message.metrics
+        self._executors[message.who] = metrics if before is None else before.then(metrics)
+
+    def source(self, message: say.SourceMeasured) -> None:
+        """A source task's."""
+        self._sources.setdefault(message.who, []).append(message)
+
+    def complete(self, executors: Sequence[Peer], sources: Sequence[Peer]) -> bool:
+        """Whether everybody has been heard of."""
+        return self._executors.keys() >= set(executors) and self._sources.keys() >= set(sources)
+
+    def take(self) -> tuple[dict[Peer, ExecutorMetrics], list[SourceSeen]]:
+        """Everything; counting starts anew."""
+        sources = []
+        for who, said in self._sources.items():
+            seconds = sum(message.seconds for message in said)
+            blocked = sum(message.blocked_share * message.seconds for message in said)
+            sources.append(
+                SourceSeen(
+                    who.rpartition(".")[0],
+                    seconds,
+                    sum(message.rows for message in said),
+                    min(1.0, blocked / seconds) if seconds > 0 else 0.0,
+                    said[-1].behind_s,
+                    said[-1].rate,
+                )
+            )
+        executors, self._executors, self._sources = self._executors, {}, {}
+        return executors, sources
+
+
+@dataclass(slots=True)
+class _Carrying:
+    """A plan that is being carried out."""
+
+    left: dict[tuple[str, Peer], Mapping[NodeId, int]]
+    """The executors that have yet to get their cores."""
+    until: float
+    nodes: frozenset[NodeId] = field(default_factory=frozenset)
+
+
+class CoreScheduler:
+    """The scheduler of one cluster, for all of its runs.
+
+    Args:
+        hub: Whose runs and nodes.
+        interval_s: How often it may make a change that can wait.
+    """
+
+    def __init__(self, hub: Hub, interval_s: float) -> None:
+        self._hub = hub
+        self._interval_s = interval_s
+        self._schedulers = {
+            name: Scheduler(SchedulerConfig(interval_s=interval_s, naive=name == "naive"))
+            for name in ("elastic", "naive")
+        }
+        self._carrying: _Carrying | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="elasticutor-scheduler", daemon=True)
+        hub.staff_changed = self._go_on
+        self._thread.start()
+
+    def close(self) -> None:
+        """Decide nothing more."""
+        self._over.set()
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        look_s = min(_LOOK_S, self._interval_s)
+        while not self._over.wait(look_s):
+            for name, scheduler in self._schedulers.items():
+                try:
+                    self._round(name, scheduler)
+                except Exception:
+                    if not self._over.is_set() and not self._hub.over:
+                        log.exception("a round of the scheduler has failed")
+
+    def _round(self, name: str, scheduler: Scheduler) -> None:
+        seen = self._hub.call(lambda: self._look(name))
+        if seen is None:
+            return
+        nodes, topologies = seen
+        plan = scheduler.decide(time.monotonic(), nodes, topologies)
+        if plan is not None:
+            before = {
+                executor.name: dict(executor.cores)
+                for topology in topologies
+                for executor in topology.executors
+            }
+            self._hub.call(lambda: self._begin(plan, nodes, topologies, before))
+
+    # In the hub's thread
+
+    def _scheduled(self, name: str) -> list[Supervisor]:
+        return [
+            run
+            for run in self._hub.runs.values()
+            if run.paradigm == name and run.latency_target is not None and run.is_running
+        ]
+
+    def _look(self, name: str) -> tuple[dict[NodeId, int], list[TopologySeen]] | None:
+        """The nodes with the cores that may be dealt out, and what was measured; None: not yet."""
+        runs = self._scheduled(name)
+        if self._carrying is not None or not runs:
+            return None
+        if not all(run.interval.complete(run.scheduled_executors, run.sources) for run in runs):
+            return None
+        nodes = {node: up.cores for node, up in self._hub.nodes.items()}
+        for who, cores in self._others(runs):
+            del who
+            for node, count in cores.items():
+                if node in nodes:
+                    nodes[node] = max(0, nodes[node] - count)
+        topologies = [self._seen(run) for run in runs]
+        if not sum(nodes.values()):
+            return None
+        return nodes, topologies
+
+    def _others(self, runs: Sequence[Supervisor]) -> Iterator[tuple[Peer, Mapping[NodeId, int]]]:
+        """Executors whose cores are not the scheduler's to deal out."""
+        for run in self._hub.runs.values():
+            if not run.is_over:
+                for who, cores in run.cores.items():
+                    if run not in runs or who in run.by_hand:
+                        yield who, cores
+
+    def _seen(self, run: Supervisor) -> TopologySeen:
+        metrics, sources = run.interval.take()
+        assert run.latency_target is not None
+        return TopologySeen(
+            run.run,
+            tuple(sources),
+            tuple(
+                ExecutorSeen(
+                    _named(run.run, who),
+                    who.rpartition(".")[0],
+                    run.home(who),
+                    dict(run.cores[who]),
+                    metrics[who],
+                )
+                for who in run.scheduled_executors
+            ),
+            run.feeds,
+            run.latency_target,
+        )
+
+    def _begin(
+        self,
+        plan: Plan,
+        nodes: Mapping[NodeId, int],
+        topologies: Sequence[TopologySeen],
+        before: Mapping[Peer, Mapping[NodeId, int]],
+    ) -> None:
+        """Carry a plan out, unless something has happened since it was made."""
+        overtaken = self._overtaken(plan, nodes, topologies, before)
+        if overtaken:
+            for topology in topologies:
+                run = self._hub.runs.get(topology.name)
+                if run is not None and not run.is_over:
+                    run.journal.write("plan dropped", run=run.run, reason=overtaken)
+            return
+        left: dict[tuple[str, Peer], Mapping[NodeId, int]] = {}
+        for named, reason in plan.changed.items():
+            name, who = _parts(named)
+            run = self._hub.runs[name]
+            target = {node: count for node, count in plan.cores[named].items() if count}
+            run.journal.write(
+                "cores planned",
+                executor=who,
+                before=dict(run.cores[who]),
+                cores=target,
+                reason=reason,
+                gain=round(min(plan.gain, 1.0), 4),
+                state_bytes=round(plan.cost_bytes),
+                phi=None if plan.phi == float("inf") else plan.phi,
+            )
+            left[name, who] = target
+            kept = {node: min(count, target.get(node, 0)) for node, count in run.cores[who].items()}
+            kept = {node: count for node, count in kept.items() if count}
+            if not kept:  # changes its only core for another: that one must be there first
+                run.set_cores(who, target)
+            elif kept != run.cores[who]:
+                run.set_cores(who, kept)
+        self._carrying = _Carrying(left, time.monotonic() + _GRANT_S, frozenset(nodes))
+        self._go_on()
+
+    def _overtaken(
+        self,
+        plan: Plan,
+        nodes: Mapping[NodeId, int],
+        topologies: Sequence[TopologySeen],
+        before: Mapping[Peer, Mapping[NodeId, int]],
+    ) -> str:
+        """What has happened since the plan was made, in words; empty if nothing."""
+        gone = set(nodes) - self._hub.nodes.keys()
+        if gone:
+            return f"node {min(gone)!r} is gone"
+        for topology in topologies:
+            run = self._hub.runs.get(topology.name)
+            if run is None or not run.is_running:
+                return f"run {topology.name} is over"
+        for named in plan.changed:
+            name, who = _parts(named)
+            run = self._hub.runs[name]
+            if dict(run.cores[who]) != dict(before[named]) or who in run.by_hand:
+                return f"the cores of {who} have been changed"
+        return ""
+
+    def _go_on(self) -> None:
+        """Grant what has become free; called whenever a task has come or gone."""
+        carrying = self._carrying
+        if carrying is None:
+            return
+        if time.monotonic() > carrying.until or not carrying.nodes <= self._hub.nodes.keys():
+            self._abandon(carrying)
+            return
+        used = self._used()
+        for (name, who), target in list(carrying.left.items()):
+            run = self._hub.runs.get(name)
+            if run is None or not run.is_running or who in run.by_hand:
+                del carrying.left[name, who]
+                continue
+            cores = dict(run.cores[who])
+            for node, count in target.items():
+                room = self._hub.nodes[node].cores - used[node]
+                more = min(count - cores.get(node, 0), room)
+                if more > 0:
+                    cores[node] = cores.get(node, 0) + more
+                    used[node] += more
+            if cores != run.cores[who]:
+                run.set_cores(who, cores)
+            if cores == target:
+                del carrying.left[name, who]
+        if not carrying.left:
+            self._carrying = None
+
+    def _used(self) -> Counter[NodeId]:
+        """Cores of every node that a task is on, or that are promised."""
+        used: Counter[NodeId] = Counter()
+        for run in self._hub.runs.values():
+            if run.is_over:
+                continue
+            for who, cores in run.cores.items():
+                there = Counter(seen.node for seen in run.ledger.tasks(who).values())
+                for node in {*there, *cores}:
+                    used[node] += max(there[node], cores.get(node, 0))
+        return used
+
+    def _abandon(self, carrying: _Carrying) -> None:
+        self._carrying = None
+        for name, who in carrying.left:
+            run = self._hub.runs.get(name)
+            if run is not None and not run.is_over:
+                reason = f"{who} did not get its cores within {_GRANT_S:g} s"
+                run.journal.write("plan dropped", run=name, reason=reason)
+
+
+def _named(run: str, who: Peer) -> Peer:
+    """An executor's name among all runs of a cluster."""
+    return Peer(f"{run}/{who}")
+
+
+def _parts(named: Peer) -> tuple[str, Peer]:
+    run, _, who = named.partition("/")
+    return run, Peer(who)
