@@ -68,26 +68,33 @@ class NotingSource(Source):
         tick_s: Offer only so often what has fallen due; 0: as it falls due. At some thousand rows
             a second a message for each would keep a small machine busy by itself. Latency still
             counts from when a row was due.
+        most_rows: Offer at most so many at once; 0: as many as are wanted.
     """
 
-    def __init__(self, source: Source, folder: Path, tick_s: float = 0.0) -> None:
+    def __init__(
+        self, source: Source, folder: Path, tick_s: float = 0.0, most_rows: int = 0
+    ) -> None:
         if not tick_s >= 0:
             raise BadValueError("tick_s", "be at least 0", tick_s)
         self.schema = source.schema
         self._source = source
         self._folder = folder
         self._tick_s = tick_s
+        self._most_rows = most_rows
 
     def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
         """The other source's reader, watched."""
         if tasks != 1:
             raise BadValueError("tasks of a NotingSource", "be 1", tasks)
-        return _NotingReader(self._source.open(task, tasks, offset), self._folder, self._tick_s)
+        reader = self._source.open(task, tasks, offset)
+        return _NotingReader(reader, self._folder, self._tick_s, self._most_rows)
 
 
 class _NotingReader(Reader):
-    def __init__(self, reader: Reader, folder: Path, tick_s: float) -> None:
+    def __init__(self, reader: Reader, folder: Path, tick_s: float, most_rows: int) -> None:
         self._reader = reader
+        self.rate = reader.rate
+        self._most_rows = most_rows
         self._folder = folder
         self._tick_s = tick_s
         self._began: float | None = None
@@ -110,6 +117,8 @@ class _NotingReader(Reader):
             (self._folder / _BEGAN).write_text(repr(now))
         if now < self._tick_at:
             return None
+        if self._most_rows:
+            max_rows = min(max_rows, self._most_rows)
         offer = self._reader.poll(now, max_rows)
         if self._tick_s and (offer is None or offer.batch.num_rows < max_rows):
             ticks = (now - self._began) // self._tick_s + 1

@@ -1,0 +1,534 @@
+"""`elasticutor bench elastic`: a paradigm at work on emulated nodes and cores, live.
+
+One operator, whose tuples take a set time, on all cores of the cluster. The cores are emulated: a
+task sleeps for the time that its tuples take. Tuples come at a share of what the cores could do at
+best, or as fast as they are taken; now and then the keys' frequencies are dealt out anew (ω).
+
+Paradigms that are to be compared run in turn, seed by seed, with the same tuples each.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from elasticutor.bench.figures import Spread
+from elasticutor.bench.live import BenchError, Machine, Progress, notes, silent, spread_as_dict
+from elasticutor.bench.record import NotingSink, NotingSource, Recording
+from elasticutor.bench.shuffle import Outputs
+from elasticutor.bench.width import chunks_of
+from elasticutor.bench.work import Emulate
+from elasticutor.core.config import ExecutorConfig
+from elasticutor.errors import BadValueError
+from elasticutor.runtime.cluster import BaseCluster
+from elasticutor.runtime.ledger import Moment
+from elasticutor.runtime.run import Run
+from elasticutor.runtime.scheduling import Paradigm
+from elasticutor.sinks import NoSink
+from elasticutor.sources import Generator, Offer, Reader, Source
+from elasticutor.topology import Topology
+
+_BIN_S = 0.1
+_HOLD_BINS = 3
+_CREDIT_BYTES = 16 * 1024
+"""A tuple has 24 bytes here and takes a millisecond: the usual 64 KB would be seconds of work."""
+_SURGE_OK_MS = 100.0
+"""A tuple that is older than this has waited in a backlog."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is run, but for the paradigm and the seed."""
+
+    nodes: int = 2
+    cores: int = 4
+    executors: int = 2
+    shards: int = 256
+    cost_s: float = 0.001
+    load: float | None = 0.7
+    """Offered rate over what the cores could do at best; None: as fast as it is taken."""
+    omega: float = 0.0
+    zipf: float = 1.0
+    keys: int = 10_000
+    seconds: float = 30.0
+    warm_up_s: float = 5.0
+    chunk_s: float = 0.010
+    tick_s: float = 0.010
+    latency_target_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.nodes * self.cores % self.executors:
+            raise BadValueError(
+                "executors", f"divide the {self.nodes * self.cores} cores", self.executors
+            )
+        if self.load is not None and not 0 < self.load < 10:
+            raise BadValueError("load", "be above 0 and below 10", self.load)
+        if self.load is None and self.omega:
+            hint = "leave --omega out, or give a load"
+            raise BadValueError("shuffles", "have a rate to go by", self.omega, hint)
+
+    @property
+    def ideal(self) -> float:
+        """Tuples per second if every core did nothing else."""
+        return self.nodes * self.cores / self.cost_s
+
+    @property
+    def config(self) -> ExecutorConfig:
+        """Of the executors."""
+        return replace(chunks_of(self.chunk_s), credit_s=0.02, min_credit_bytes=_CREDIT_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticRun:
+    """One run of one paradigm."""
+
+    paradigm: Paradigm
+    seed: int
+    throughput: float
+    latency_mean_ms: float
+    latency_p50_ms: float
+    latency_p99_ms: float
+    behind_s: float
+    """How far the source was behind its schedule at the end."""
+    recoveries_s: tuple[float, ...]
+    sync_ms: tuple[float, ...]
+    migration_ms: tuple[float, ...]
+    core_changes: int
+    """Executors whose cores a plan has changed."""
+    quick_changes: int
+    """Those of them that had changed less than a cool-down before."""
+    timeline: tuple[dict[str, float], ...]
+    surge_s: float | None = None
+    """From the surge until its backlog was gone; infinite if it never was."""
+
+    @property
+    def saturated(self) -> bool:
+        """Whether the source could not keep to its schedule."""
+        return self.behind_s > 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for `--json`."""
+        return {
+            "paradigm": self.paradigm,
+            "seed": self.seed,
+            "throughput": round(self.throughput, 1),
+            "saturated": self.saturated,
+            "behind_s": round(self.behind_s, 3),
+            "latency_mean_ms": round(self.latency_mean_ms, 3),
+            "latency_p50_ms": round(self.latency_p50_ms, 3),
+            "latency_p99_ms": round(self.latency_p99_ms, 3),
+            "recovery_s": _median(self.recoveries_s),
+            "recoveries_s": [round(seconds, 3) for seconds in self.recoveries_s],
+            "sync_ms_p50": _median(self.sync_ms),
+            "migration_ms_p50": _median(self.migration_ms),
+            "reassignments": len(self.sync_ms),
+            "core_changes": self.core_changes,
+            "quick_core_changes": self.quick_changes,
+            "surge_s": None if self.surge_s is None else round(self.surge_s, 3),
+            "timeline": list(self.timeline),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticBench:
+    """All runs, in the order in which they were made."""
+
+    setting: Setting
+    runs: tuple[ElasticRun, ...]
+    machine: Machine
+
+    def of(self, paradigm: str) -> list[ElasticRun]:
+        """The runs of one paradigm, seed by seed."""
+        return [run for run in self.runs if run.paradigm == paradigm]
+
+    def ratio(self, figure: str, one: str, other: str) -> tuple[float, float, float]:
+        """One paradigm's figure over another's, by pairs: median, and its 95 % interval."""
+        pairs = zip(self.of(one), self.of(other), strict=True)
+        ratios = [getattr(a, figure) / max(getattr(b, figure), 1e-9) for a, b in pairs]
+        return _with_interval(ratios)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for `--json`; flat if there is one run only."""
+        setting = self.setting
+        facts = {
+            "ideal": round(setting.ideal, 1),
+            "offered": None if setting.load is None else round(setting.load * setting.ideal, 1),
+            "load": setting.load,
+            "nodes": setting.nodes,
+            "cores": setting.cores,
+            "executors": setting.executors,
+            "shards": setting.shards,
+            "cost_ms": setting.cost_s * 1e3,
+            "omega": setting.omega,
+            "zipf": setting.zipf,
+            "seconds": setting.seconds,
+            "chunk_ms": setting.chunk_s * 1e3,
+            **self.machine.as_dict(),
+        }
+        if len(self.runs) == 1:
+            return {**self.runs[0].as_dict(), **facts}
+        return {**self._summary(), "runs": [run.as_dict() for run in self.runs], **facts}
+
+    def _summary(self) -> dict[str, Any]:
+        paradigms = list(dict.fromkeys(run.paradigm for run in self.runs))
+        figures: dict[str, Any] = {}
+        for paradigm in paradigms:
+            runs = self.of(paradigm)
+            figures[paradigm] = {
+                **spread_as_dict("throughput", Spread.of([run.throughput for run in runs])),
+                **spread_as_dict("latency_p50_ms", Spread.of([run.latency_p50_ms for run in runs])),
+                **spread_as_dict("latency_p99_ms", Spread.of([run.latency_p99_ms for run in runs])),
+                "saturated": sum(run.saturated for run in runs),
+                "recovery_s": _median([s for run in runs for s in run.recoveries_s]),
+            }
+        first, *others = paradigms
+        for other in others:
+            for figure in ("throughput", "latency_p50_ms", "latency_p99_ms"):
+                ratio, low, high = self.ratio(figure, first, other)
+                name = f"{figure}_{first}_over_{other}"
+                figures[name] = round(ratio, 4)
+                figures[f"{name}_ci95"] = [round(low, 4), round(high, 4)]
+        return figures
+
+
+def bench_elastic(
+    cluster: BaseCluster,
+    setting: Setting,
+    paradigms: Sequence[Paradigm],
+    *,
+    seeds: Sequence[int] = (1,),
+    progress: Progress = silent,
+) -> ElasticBench:
+    """Run paradigms in turn, for each seed.
+
+    Args:
+        cluster: Where: all of its cores must be free, and its scheduler on.
+        setting: What is run.
+        paradigms: Which; the first is compared with each of the others.
+        seeds: Of the tuples.
+        progress: Told about each run.
+    """
+    machine = Machine()
+    runs = []
+    for number, seed in enumerate(seeds):
+        turn = paradigms if number % 2 == 0 else tuple(reversed(paradigms))
+        for paradigm in turn:
+            progress(f"{paradigm}, seed {seed}")
+            machine.glance()
+            runs.append(_run(cluster, setting, paradigm, seed))
+    return ElasticBench(setting, tuple(runs), machine)
+
+
+def _run(cluster: BaseCluster, setting: Setting, paradigm: Paradigm, seed: int) -> ElasticRun:
+    total_s = setting.warm_up_s + setting.seconds
+    rate = None if setting.load is None else setting.load * setting.ideal
+    with notes() as folder:
+        generator = Generator(
+            rate=rate,
+            zipf=setting.zipf,
+            keys=setting.keys,
+            omega=setting.omega,
+            payload=0,
+            seed=seed,
+            seconds=None if rate is None else total_s + 5,
+        )
+        most_rows = max(8, int(setting.ideal * setting.tick_s))
+        source = NotingSource(generator, folder, setting.tick_s if rate else 0.0, most_rows)
+        topology = _topology(setting, [source], NotingSink(folder))
+        run = _submit(cluster, topology, setting, paradigm)
+        with run:
+            behind = _watch(run, setting)
+            metrics = run.metrics()
+            run.stop(60 + setting.seconds)
+        recording = Recording.load(folder)
+    latency = metrics.latency
+    syncs, migrations = _moves(run)
+    changes, quick = _core_changes(run)
+    return ElasticRun(
+        paradigm,
+        seed,
+        _throughput(recording, setting),
+        latency.mean_s * 1e3,
+        latency.percentile_s(50) * 1e3,
+        latency.percentile_s(99) * 1e3,
+        behind if rate else 0.0,
+        tuple(_recoveries(recording, setting, rate)),
+        syncs,
+        migrations,
+        changes,
+        quick,
+        tuple(_timeline(recording, setting)),
+    )
+
+
+def _topology(setting: Setting, sources: Sequence[Source], sink: Any) -> Topology:
+    topology = Topology("elastic")
+    streams = [topology.source(f"tuples-{n}", source) for n, source in enumerate(sources)]
+    worked = topology.operator(
+        "work",
+        Emulate(setting.cost_s),
+        streams if len(streams) > 1 else streams[0],
+        key="key",
+        executors=setting.executors,
+        shards=setting.shards,
+        cores=setting.nodes * setting.cores // setting.executors,
+    )
+    topology.sink("out", sink, worked)
+    return topology
+
+
+def _submit(cluster: BaseCluster, topology: Topology, setting: Setting, paradigm: Paradigm) -> Run:
+    return cluster.submit(
+        topology,
+        paradigm=paradigm,
+        latency_target=setting.latency_target_s,
+        config=setting.config,
+        measure_s=0.1,
+    )
+
+
+def _watch(run: Run, setting: Setting) -> float:
+    """Let it run, count from the end of the warm-up; returns how far it is behind at the end."""
+    _wait(run, setting.warm_up_s)
+    run.reset_metrics()
+    _wait(run, setting.seconds)
+    return run.metrics().behind_s
+
+
+def _wait(run: Run, seconds: float) -> None:
+    try:
+        run.wait(seconds)
+    except TimeoutError:
+        return
+    raise BenchError("run", f"last for {seconds:g} s more", run.phase)
+
+
+def _throughput(recording: Recording, setting: Setting) -> float:
+    arrived = recording.arrivals
+    first = setting.warm_up_s
+    inside = (arrived >= first) & (arrived < first + setting.seconds)
+    return float(recording.rows[inside].sum()) / setting.seconds
+
+
+def _recoveries(recording: Recording, setting: Setting, rate: float | None) -> Iterator[float]:
+    if rate is None or not setting.omega:
+        return
+    every_s = 60 / setting.omega
+    outputs = Outputs(recording, rate, every_s)
+    end = setting.warm_up_s + setting.seconds
+    for number in range(1, int(end / every_s) + 1):
+        if setting.warm_up_s <= number * every_s <= end - every_s / 2:
+            yield outputs.recovery(number * every_s).seconds
+
+
+def _moves(run: Run) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """How long shards were held, and how long of that their state was on its way elsewhere."""
+    events = [*run.events("shard moved"), *run.events("shards repartitioned")]
+    remote = [event for event in events if event["remote"]]
+    return (
+        tuple(event["sync_ms"] for event in events),
+        tuple(event["migration_ms"] for event in remote),
+    )
+
+
+def _core_changes(run: Run, cooldown_s: float = 10.0) -> tuple[int, int]:
+    """How often an executor's cores were changed, and how often again within a cool-down."""
+    last: dict[str, float] = {}
+    changes = quick = 0
+    for event in run.events("cores planned"):
+        changes += 1
+        quick += event["time"] - last.get(event["executor"], -math.inf) < cooldown_s
+        last[event["executor"]] = event["time"]
+    return changes, quick
+
+
+def _timeline(recording: Recording, setting: Setting) -> Iterator[dict[str, float]]:
+    """Per tenth of a second since the first tuple: rows per second, and how old they were."""
+    arrived = recording.arrived_s
+    latency = arrived - recording.due_s if setting.load is not None else np.zeros(len(arrived))
+    order = np.argsort(arrived, kind="stable")
+    arrived, latency = arrived[order], latency[order]
+    last = setting.warm_up_s + setting.seconds
+    for start in np.arange(0.0, last, _BIN_S):
+        first, end = np.searchsorted(arrived, (start, start + _BIN_S))
+        ages = latency[first:end] * 1e3
+        moment = {"time": round(float(start), 1), "throughput": round((end - first) / _BIN_S, 1)}
+        if setting.load is not None and len(ages):
+            moment["latency_p50_ms"] = round(float(np.percentile(ages, 50)), 2)
+            moment["latency_p99_ms"] = round(float(np.percentile(ages, 99)), 2)
+        yield moment
+
+
+def _median(numbers: Sequence[float]) -> float | None:
+    return round(float(np.median(numbers)), 4) if len(numbers) else None
+
+
+def _with_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
+    """The median of some ratios, and where it lies with 95 % by resampling them."""
+    found = np.array(ratios)
+    drawn = np.random.default_rng(0).choice(found, (2000, len(found)))
+    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
+    return float(np.median(found)), float(low), float(high)
+
+
+# A surge ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Surge:
+    """The load of the operator, in cores' worth: before, and from some time on."""
+
+    before: float
+    after: float
+    at_s: float = 10.0
+
+
+class _Later(Source):
+    """Another source, which begins after a while."""
+
+    def __init__(self, source: Generator, delay_s: float) -> None:
+        self.schema = source.schema
+        self._source = source
+        self._delay_s = delay_s
+
+    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
+        """The other source's reader, held back."""
+        return _LateReader(self._source.open(task, tasks, offset), self._delay_s)
+
+
+class _LateReader(Reader):
+    def __init__(self, reader: Reader, delay_s: float) -> None:
+        self._reader = reader
+        self._delay_s = delay_s
+        self._begins: float | None = None
+
+    @property
+    def rate(self) -> float | None:  # type: ignore[override]
+        """None at all before it has begun."""
+        return self._reader.rate if self._begun(time.time()) else 0.0
+
+    @property
+    def exhausted(self) -> bool:  # type: ignore[override]
+        """As the other."""
+        return self._reader.exhausted
+
+    @property
+    def offset(self) -> Any:
+        """As the other."""
+        return self._reader.offset
+
+    def _begun(self, now: float) -> bool:
+        if self._begins is None:
+            self._begins = now + self._delay_s
+        return now >= self._begins
+
+    def poll(self, now: float, max_rows: int) -> Offer | None:
+        """What the other has, once it has begun."""
+        return self._reader.poll(now, max_rows) if self._begun(now) else None
+
+    def wait_s(self, now: float) -> float:
+        """Until it begins, or as the other."""
+        if self._begun(now):
+            return self._reader.wait_s(now)
+        assert self._begins is not None
+        return self._begins - now
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def bench_surge(
+    cluster: BaseCluster,
+    setting: Setting,
+    surge: Surge,
+    paradigm: Paradigm,
+    *,
+    seeds: Sequence[int] = (1,),
+    progress: Progress = silent,
+) -> ElasticBench:
+    """Let the load of an operator rise at once, and see how long its backlog lasts.
+
+    The operator starts with one core for each executor.
+    """
+    machine = Machine()
+    runs = []
+    for seed in seeds:
+        progress(f"{paradigm}: {surge.before:g} to {surge.after:g} cores' worth, seed {seed}")
+        machine.glance()
+        runs.append(_surge(cluster, setting, surge, paradigm, seed))
+    return ElasticBench(setting, tuple(runs), machine)
+
+
+def _surge(
+    cluster: BaseCluster, setting: Setting, surge: Surge, paradigm: Paradigm, seed: int
+) -> ElasticRun:
+    base = Generator(
+        rate=surge.before / setting.cost_s,
+        zipf=setting.zipf,
+        keys=setting.keys,
+        payload=0,
+        seed=seed,
+    )
+    more = replace(base, rate=(surge.after - surge.before) / setting.cost_s)
+    few = replace(setting, nodes=1, cores=setting.executors)  # one core each to begin with
+    topology = _topology(few, [base, _Later(more, surge.at_s)], NoSink())
+    with _submit(cluster, topology, setting, paradigm) as run:
+        started = time.time()
+        _wait(run, surge.at_s + setting.seconds)
+        metrics, timeline = run.metrics(), run.timeline()
+        run.cancel()
+    gone = _backlog_gone_s(timeline, started + surge.at_s)
+    syncs, migrations = _moves(run)
+    changes, quick = _core_changes(run)
+    rows = sum(m.rows for m in timeline if m.time > started + surge.at_s)
+    latency = metrics.latency
+    return ElasticRun(
+        paradigm,
+        seed,
+        rows / setting.seconds,
+        latency.mean_s * 1e3,
+        latency.percentile_s(50) * 1e3,
+        latency.percentile_s(99) * 1e3,
+        metrics.behind_s,
+        (),
+        syncs,
+        migrations,
+        changes,
+        quick,
+        tuple(_moments(timeline, started)),
+        surge_s=gone,
+    )
+
+
+def _backlog_gone_s(timeline: Sequence[Moment], since: float) -> float:
+    """From the surge until what arrives has not waited: for three intervals in a row, or never.
+
+    Example:
+        >>> ages = [5, 900, 1500, 800, 40, 30, 30, 30]
+        >>> moments = [Moment(k * 0.1, 0.1, 100, age / 2, age) for k, age in enumerate(ages)]
+        >>> round(_backlog_gone_s(moments, 0.05), 2)
+        0.35
+    """
+    after = [moment for moment in timeline if moment.time > since and moment.rows]
+    late = [moment.p99_ms > _SURGE_OK_MS for moment in after]
+    if True not in late:
+        return 0.0
+    for place in range(late.index(True), len(after) - _HOLD_BINS + 1):
+        if not any(late[place : place + _HOLD_BINS]):
+            return after[place].time - since
+    return math.inf
+
+
+def _moments(timeline: Sequence[Moment], started: float) -> Iterator[dict[str, float]]:
+    for moment in timeline:
+        yield {
+            "time": round(moment.time - started, 2),
+            "throughput": round(moment.rows / moment.seconds, 1),
+            "latency_p50_ms": round(moment.p50_ms, 2),
+            "latency_p99_ms": round(moment.p99_ms, 2),
+        }
