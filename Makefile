@@ -10,7 +10,7 @@ STAMP  := $(VENV)/.installed
 help: ## print this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(STAMP) ## a hot key that moves, live on a local Spark, in about a minute
+demo: $(STAMP) ## cores that go where the load is, live on a local Spark, in about a minute
 	@$(BIN)/elasticutor demo
 
 test: $(STAMP) ## all tests and doctests
@@ -28,7 +28,7 @@ format: $(STAMP) ## let ruff put everything into shape
 	@$(BIN)/ruff format .
 
 picture: $(STAMP) ## draw the README's picture anew
-	@$(BIN)/elasticutor demo --plain --plot docs/hot-key.svg
+	@$(BIN)/elasticutor demo --plain --plot docs/rush.svg
 
 clean: ## remove the virtual environment and caches
 	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

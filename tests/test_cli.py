@@ -96,20 +96,23 @@ def test_demo_runs_live_and_prints_figures_and_a_picture(tmp_path: Path) -> None
         check=True,
     )
     figures = json.loads(told.stdout)
-    assert figures["balanced"]["balanced"] is True
-    assert figures["not_balanced"]["moves"] == 0
+    assert figures["elastic"]["paradigm"] == "elastic"
+    assert figures["static"]["moves"] == 0
+    assert figures["static"]["core_changes"] == 0
     for story in figures.values():
         assert any(moment["rows_s"] > 0 for moment in story["timeline"])
-        assert len(story["timeline"][-1]["loads"]) == 4
+        assert set(story["timeline"][-1]["cores"]) == {"clicks", "orders"}
+    assert figures["static"]["timeline"][-1]["cores"] == {"clicks": 4, "orders": 4}
     assert picture.read_text().startswith("<?xml")
 
 
 def test_demo_compares_what_it_has_seen(capsys: pytest.CaptureFixture[str]) -> None:
     moved = {"sync_ms": 2.0, "migration_ms": 0.5}
-    moment = Moment(2.0, 1200.0, 5.0, 20.0, (0.5, 0.5, 0.5, 0.5), 1)
-    with_it = Story(balanced=True, moments=[moment], moves=[moved], p50_ms=5.0, p99_ms=20.0)
-    without = Story(balanced=False, moments=[moment], p50_ms=700.0, p99_ms=2000.0)
-    demo_command._compare(with_it, without)
+    loads = {"clicks": (0.5,) * 6, "orders": (0.5, 0.5)}
+    moment = Moment(2.0, 1200.0, 5.0, 20.0, {"clicks": 6, "orders": 2}, loads, 1)
+    elastic = Story("elastic", moments=[moment], moves=[moved], p50_ms=5.0, p99_ms=20.0)
+    static = Story("static", moments=[moment], p50_ms=700.0, p99_ms=2000.0)
+    demo_command._compare(elastic, static)
     printed = capsys.readouterr().out
     for word in ("20.0 ms", "2000.0 ms", "2.5 ms", "shards moved"):
         assert word in printed

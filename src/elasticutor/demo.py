@@ -1,8 +1,10 @@
-"""The demo, live on a local Spark: a hot key that moves, with balancing and without.
+"""The demo, live on a local Spark: a rush that goes from one operator to another, hot keys in it.
 
-One elastic executor with four cores. Every few seconds another key becomes hot and brings most of a
-core's work all by itself. The cores are emulated (their work is slept), so that four of them fit on
-any machine; processes, sockets, state and moves are real.
+Two operators on two nodes with eight cores in all. First the one has a rush, then the other, and
+each time a few keys are hotter than the rest. An elastic run lets the cores go where the load is;
+a static one has four cores for each operator, whatever happens. The cores are emulated (their work
+is slept), so that eight of them fit on any machine; processes, sockets, state, moves and the
+scheduler are real.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from elasticutor.bench.later import Later
 from elasticutor.bench.work import Emulate
-from elasticutor.core.config import ExecutorConfig
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator, HotKey
 from elasticutor.topology import Topology
@@ -21,16 +23,25 @@ from elasticutor.topology import Topology
 if TYPE_CHECKING:
     from elasticutor.runtime.cluster import BaseCluster
     from elasticutor.runtime.run import Run
+    from elasticutor.runtime.scheduling import Paradigm
 
+NODES = 2
 CORES = 4
+"""Of each node."""
+OPERATORS = ("clicks", "orders")
 SHARDS = 64
 KEYS = 500
-ROW_S = 0.002
-RATE = 1200.0
-HOT_SHARE = 0.3
-HOT_S = 5.0
-"""How long a key stays hot."""
-LENGTH_S = 15.0
+ROW_S = 0.004
+CALM = 1.0
+"""What an operator has to do all the time, in cores' worth."""
+RUSH = 4.0
+"""What it has to do on top of that during its rush."""
+FIRST_S = 4.0
+"""When the first rush begins."""
+RUSH_S = 8.0
+"""How long a rush lasts; then it is the other's turn."""
+HOT = HotKey(0.2, 4.0)
+LENGTH_S = 22.0
 LOOK_S = 0.25
 """Figures are gathered over this long."""
 
@@ -43,8 +54,10 @@ class Moment:
     rows_s: float
     p50_ms: float
     p99_ms: float
-    loads: tuple[float, ...]
-    """Per core: its work and backlog; above 1 it falls behind."""
+    cores: dict[str, int]
+    """The cores of each operator."""
+    loads: dict[str, tuple[float, ...]]
+    """The load of each of them: its work and backlog; above 1 it falls behind."""
     moves: int
 
 
@@ -52,9 +65,11 @@ class Moment:
 class Story:
     """A whole run."""
 
-    balanced: bool
+    paradigm: Paradigm
     moments: list[Moment] = field(default_factory=list)
     moves: list[dict[str, Any]] = field(default_factory=list)
+    plans: int = 0
+    """How often the scheduler has changed an executor's cores."""
     p50_ms: float = float("nan")
     p99_ms: float = float("nan")
     rows_out: int = 0
@@ -68,19 +83,23 @@ class Story:
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         return {
-            "balanced": self.balanced,
+            "paradigm": self.paradigm,
             "rows_s": round(self.rows_s, 1),
-            "offered_rows_s": RATE,
             "p50_ms": round(self.p50_ms, 3),
             "p99_ms": round(self.p99_ms, 3),
             "moves": len(self.moves),
+            "core_changes": self.plans,
             "timeline": [
                 {
                     "time_s": round(moment.time_s, 3),
                     "rows_s": round(moment.rows_s, 1),
                     "p50_ms": round(moment.p50_ms, 3),
                     "p99_ms": round(moment.p99_ms, 3),
-                    "loads": [round(load, 3) for load in moment.loads],
+                    "cores": moment.cores,
+                    "loads": {
+                        name: [round(load, 3) for load in loads]
+                        for name, loads in moment.loads.items()
+                    },
                     "moves": moment.moves,
                 }
                 for moment in self.moments
@@ -88,21 +107,45 @@ class Story:
         }
 
 
+def offered_rows_s(time_s: float) -> float:
+    """Tuples per second that both operators are sent at a time.
+
+    Example:
+        >>> offered_rows_s(0.0), offered_rows_s(FIRST_S + 1)
+        (500.0, 1500.0)
+    """
+    rushing = FIRST_S <= time_s < FIRST_S + len(OPERATORS) * RUSH_S
+    return (len(OPERATORS) * CALM + RUSH * rushing) / ROW_S
+
+
 def topology(seed: int) -> Topology:
-    """The job: clicks of many keys, one of them hot, counted."""
+    """The job: clicks and orders, each counted by key."""
     job = Topology("demo")
-    hot = HotKey(HOT_SHARE, HOT_S)
-    source = Generator(rate=RATE, keys=KEYS, zipf=0.3, payload=16, hot=hot, seed=seed)
-    clicks = job.source("clicks", source)
-    counts = job.operator("counts", Emulate(ROW_S), clicks, key="key", cores=CORES, shards=SHARDS)
-    job.sink("out", NoSink(), counts)
+    for number, name in enumerate(OPERATORS):
+        calm = Generator(rate=CALM / ROW_S, keys=KEYS, zipf=0.3, payload=16, seed=seed + number)
+        rush = Generator(
+            rate=RUSH / ROW_S,
+            keys=KEYS,
+            zipf=0.3,
+            payload=16,
+            hot=HOT,
+            seed=seed + number,
+            seconds=RUSH_S,
+        )
+        streams = [
+            job.source(f"{name}-calm", calm),
+            job.source(f"{name}-rush", Later(rush, FIRST_S + number * RUSH_S)),
+        ]
+        cores = NODES * CORES // len(OPERATORS)
+        made = job.operator(name, Emulate(ROW_S), streams, key="key", cores=cores, shards=SHARDS)
+        job.sink(f"{name}-out", NoSink(), made)
     return job
 
 
 def tell(
     cluster: BaseCluster,
     *,
-    balanced: bool,
+    paradigm: Paradigm,
     seed: int = 1,
     seconds: float = LENGTH_S,
     watch: Callable[[Story], None] = lambda story: None,
@@ -110,19 +153,14 @@ def tell(
     """Run the demo once, live.
 
     Args:
-        cluster: Where; one node with `CORES` cores will do.
-        balanced: Whether the executor may move its shards.
+        cluster: Where; `NODES` nodes of `CORES` cores, with a scheduler.
+        paradigm: Usually "elastic" or "static".
         seed: Another seed, other hot keys.
         seconds: For how long.
         watch: Called with the story so far after every interval.
     """
-    run = cluster.submit(
-        topology(seed),
-        balance_s=0.1 if balanced else 0.0,
-        measure_s=LOOK_S / 2,
-        config=ExecutorConfig(chunk_s=0.004, window_s=0.008),
-    )
-    story = Story(balanced)
+    run = cluster.submit(topology(seed), paradigm=paradigm, measure_s=LOOK_S / 2)
+    story = Story(paradigm)
     try:
         began = time.monotonic()
         while time.monotonic() - began < seconds:
@@ -140,14 +178,19 @@ def tell(
 def _look(run: Run, story: Story, now_s: float) -> None:
     metrics = run.metrics()
     moves = run.events("shard moved")
-    tasks = run.tasks("counts", 0)
+    loads: dict[str, tuple[float, ...]] = dict.fromkeys(OPERATORS, ())
+    for who, tasks in sorted(metrics.tasks.items()):
+        name = who.rpartition(".")[0]
+        loads[name] += tuple(tasks[task].load for task in sorted(tasks))
     moment = Moment(
         now_s,
         metrics.rows_out_s,
         metrics.recent_latency.percentile_s(50) * 1e3,
         metrics.recent_latency.percentile_s(99) * 1e3,
-        tuple(tasks[task].load for task in sorted(tasks)),
+        {name: len(found) for name, found in loads.items()},
+        loads,
         len(moves) - len(story.moves),
     )
     story.moves = moves
+    story.plans = len(run.events("cores planned"))
     story.moments.append(moment)

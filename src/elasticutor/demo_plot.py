@@ -8,50 +8,58 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from elasticutor.demo import CORES, HOT_S, RATE, Story
+from elasticutor.demo import CORES, FIRST_S, NODES, OPERATORS, RUSH_S, Story, offered_rows_s
 
-_COLOURS = ("#1b6ca8", "#3aa17e", "#e0a030", "#b5485d")
-_BALANCED, _NOT = "#1b6ca8", "#b5485d"
+_COLOURS = ("#1b6ca8", "#e0a030")
+_ELASTIC, _STATIC = "#1b6ca8", "#b5485d"
 
 
-def draw(path: Path, with_it: Story, without: Story) -> None:
-    """Latency and throughput of both runs over time, and the load of each core in each."""
+def draw(path: Path, elastic: Story, static: Story) -> None:
+    """Latency and throughput of both runs over time, and the cores of each operator."""
     mpl.rcParams["svg.hashsalt"] = "elasticutor"
     figure, axes = plt.subplots(2, 2, figsize=(10, 5.4), layout="constrained", sharex=True)
-    (latency, ours), (throughput, theirs) = axes
-    for story, colour, name in ((without, _NOT, "not balanced"), (with_it, _BALANCED, "balanced")):
+    (latency, cores), (throughput, loads) = axes
+    for story, colour in ((static, _STATIC), (elastic, _ELASTIC)):
         times = [moment.time_s for moment in story.moments]
+        name = story.paradigm
         latency.plot(times, [moment.p99_ms for moment in story.moments], color=colour, label=name)
         rates = [moment.rows_s for moment in story.moments]
         throughput.plot(times, rates, color=colour, label=name)
+        busiest = [max((0.0, *sum(m.loads.values(), ()))) for m in story.moments]
+        loads.plot(times, [min(load, 6.0) for load in busiest], color=colour, label=name)
     latency.set_yscale("log")
-    latency.set_title("another key turns hot every 5 s: p99 latency [ms]", fontsize=10)
+    latency.set_title("a rush of clicks, then one of orders: p99 latency [ms]", fontsize=10)
     latency.legend(frameon=False)
-    throughput.axhline(RATE, color="grey", linewidth=0.8)
-    throughput.set_ylim(0, RATE * 1.3)
+    times = [moment.time_s for moment in elastic.moments]
+    offered = [offered_rows_s(time_s) for time_s in times]
+    throughput.plot(times, offered, color="grey", linewidth=0.8)
+    throughput.set_ylim(0, max(offered) * 1.3)
     throughput.set_title("tuples a second (grey: offered)", fontsize=10)
-    _loads(ours, with_it, "load per core, balanced")
-    _loads(theirs, without, "load per core, not balanced")
+    loads.axhline(1.0, color="grey", linewidth=0.8)
+    loads.set_title("the busiest core: work and backlog, in cores", fontsize=10)
+    _cores(cores, elastic, static)
     for panel in axes.flat:
-        _mark(panel, max(moment.time_s for moment in with_it.moments))
+        _mark(panel, max(times))
     metadata = {"Date": None} if path.suffix == ".svg" else None
     figure.savefig(path, metadata=metadata, dpi=130)
     plt.close(figure)
 
 
-def _loads(axes: Axes, story: Story, title: str) -> None:
-    moments = [moment for moment in story.moments if len(moment.loads) == CORES]
-    times = [moment.time_s for moment in moments]
-    for core in range(CORES):
-        loads = [min(moment.loads[core], 3.0) for moment in moments]
-        axes.plot(times, loads, color=_COLOURS[core], label=f"core {core}")
-    axes.axhline(1.0, color="grey", linewidth=0.8)
-    axes.set_ylim(0, 3.0)
-    axes.set_title(title + " (work and backlog)", fontsize=10)
+def _cores(axes: Axes, elastic: Story, static: Story) -> None:
+    times = [moment.time_s for moment in elastic.moments]
+    for name, colour in zip(OPERATORS, _COLOURS, strict=True):
+        counts = [moment.cores[name] for moment in elastic.moments]
+        axes.step(times, counts, where="post", color=colour, label=name)
+    axes.axhline(NODES * CORES / len(OPERATORS), color=_STATIC, linestyle="--", linewidth=0.8)
+    axes.set_ylim(0, NODES * CORES)
+    axes.set_title(f"cores of each operator, {elastic.paradigm} (dashed: {static.paradigm})")
+    axes.title.set_fontsize(10)
+    axes.legend(frameon=False, loc="upper right")
 
 
 def _mark(axes: Axes, length_s: float) -> None:
-    for number in range(1, int(length_s / HOT_S) + 1):
-        axes.axvline(number * HOT_S, color="grey", linestyle=":", linewidth=1)
+    for number in range(len(OPERATORS) + 1):
+        if (at := FIRST_S + number * RUSH_S) <= length_s:
+            axes.axvline(at, color="grey", linestyle=":", linewidth=1)
     axes.set_xlabel("seconds")
     axes.spines[["top", "right"]].set_visible(False)

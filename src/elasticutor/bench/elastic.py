@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from elasticutor.bench.figures import Spread
+from elasticutor.bench.later import Later
 from elasticutor.bench.live import BenchError, Machine, Progress, notes, silent, spread_as_dict
 from elasticutor.bench.record import NotingSink, NotingSource, Recording
 from elasticutor.bench.shuffle import Outputs
@@ -30,7 +31,7 @@ from elasticutor.runtime.ledger import Moment
 from elasticutor.runtime.run import Run
 from elasticutor.runtime.scheduling import Paradigm
 from elasticutor.sinks import NoSink
-from elasticutor.sources import Generator, Offer, Reader, Source
+from elasticutor.sources import Generator, Source
 from elasticutor.topology import Topology
 
 _BIN_S = 0.1
@@ -388,60 +389,6 @@ class Surge:
     at_s: float = 10.0
 
 
-class _Later(Source):
-    """Another source, which begins after a while."""
-
-    def __init__(self, source: Generator, delay_s: float) -> None:
-        self.schema = source.schema
-        self._source = source
-        self._delay_s = delay_s
-
-    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
-        """The other source's reader, held back."""
-        return _LateReader(self._source.open(task, tasks, offset), self._delay_s)
-
-
-class _LateReader(Reader):
-    def __init__(self, reader: Reader, delay_s: float) -> None:
-        self._reader = reader
-        self._delay_s = delay_s
-        self._begins: float | None = None
-
-    @property
-    def rate(self) -> float | None:  # type: ignore[override]
-        """None at all before it has begun."""
-        return self._reader.rate if self._begun(time.time()) else 0.0
-
-    @property
-    def exhausted(self) -> bool:  # type: ignore[override]
-        """As the other."""
-        return self._reader.exhausted
-
-    @property
-    def offset(self) -> Any:
-        """As the other."""
-        return self._reader.offset
-
-    def _begun(self, now: float) -> bool:
-        if self._begins is None:
-            self._begins = now + self._delay_s
-        return now >= self._begins
-
-    def poll(self, now: float, max_rows: int) -> Offer | None:
-        """What the other has, once it has begun."""
-        return self._reader.poll(now, max_rows) if self._begun(now) else None
-
-    def wait_s(self, now: float) -> float:
-        """Until it begins, or as the other."""
-        if self._begun(now):
-            return self._reader.wait_s(now)
-        assert self._begins is not None
-        return self._begins - now
-
-    def close(self) -> None:
-        self._reader.close()
-
-
 def bench_surge(
     cluster: BaseCluster,
     setting: Setting,
@@ -476,7 +423,7 @@ def _surge(
     )
     more = replace(base, rate=(surge.after - surge.before) / setting.cost_s)
     few = replace(setting, nodes=1, cores=setting.executors)  # one core each to begin with
-    topology = _topology(few, [base, _Later(more, surge.at_s)], NoSink())
+    topology = _topology(few, [base, Later(more, surge.at_s)], NoSink())
     with _submit(cluster, topology, setting, paradigm) as run:
         started = time.time()
         _wait(run, surge.at_s + setting.seconds)

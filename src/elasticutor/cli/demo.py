@@ -1,11 +1,11 @@
-"""`elasticutor demo`: a hot key that moves, live on a local Spark, in the terminal."""
+"""`elasticutor demo`: cores that go where the load is, live on a local Spark, in the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group, RenderableType
@@ -17,8 +17,22 @@ from rich.text import Text
 from elasticutor import demo as play
 from elasticutor.bench.live import spark_cluster
 from elasticutor.cli.output import err, note, out, print_json
-from elasticutor.demo import CORES, HOT_S, HOT_SHARE, LENGTH_S, RATE, ROW_S, SHARDS, Story
+from elasticutor.demo import (
+    CALM,
+    CORES,
+    HOT,
+    LENGTH_S,
+    NODES,
+    ROW_S,
+    RUSH,
+    RUSH_S,
+    Story,
+    offered_rows_s,
+)
 from elasticutor.errors import BadValueError
+
+if TYPE_CHECKING:
+    from elasticutor.runtime.scheduling import Paradigm
 
 _BAR = 40
 _SPARK = " ▁▂▃▄▅▆▇█"
@@ -31,38 +45,38 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Another seed, other hot keys.")] = 1,
     plot: Annotated[
         Path | None, typer.Option(help="Where the picture goes (.svg, .png, .pdf).")
-    ] = Path("hot-key.svg"),
+    ] = Path("rush.svg"),
     plain: Annotated[bool, typer.Option("--plain", help="No live view, only the results.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
 ) -> None:
-    """Watch one executor with four cores absorb a hot key that moves; then the same unbalanced.
+    """Watch cores go where the load is: a rush of clicks, then one of orders; then the same static.
 
     Runs live on a local Spark, for about a minute. The cores are emulated: their work is slept.
     """
     _require_drawing(plot)
     note("starting Spark …")
     stories = []
-    with spark_cluster(CORES) as cluster:
-        for balanced in (True, False):
-            with _view(balanced, hidden=plain or as_json) as watch:
+    paradigms: tuple[Paradigm, ...] = ("elastic", "static")
+    with spark_cluster(CORES, NODES, schedule_s=1.0) as cluster:
+        for paradigm in paradigms:
+            with _view(paradigm, hidden=plain or as_json) as watch:
                 story = play.tell(
-                    cluster, balanced=balanced, seed=seed, seconds=seconds, watch=watch
+                    cluster, paradigm=paradigm, seed=seed, seconds=seconds, watch=watch
                 )
             stories.append(story)
-    with_it, without = stories
+    elastic, static = stories
     if as_json:
-        print_json({"balanced": with_it.as_dict(), "not_balanced": without.as_dict()})
+        print_json({story.paradigm: story.as_dict() for story in stories})
     else:
-        _compare(with_it, without)
+        _compare(elastic, static)
     if plot is not None:
-        _draw(plot, with_it, without)
+        _draw(plot, elastic, static)
 
 
 @contextmanager
-def _view(balanced: bool, *, hidden: bool) -> Iterator[Callable[[Story], None]]:
-    name = "balanced" if balanced else "not balanced"
+def _view(paradigm: str, *, hidden: bool) -> Iterator[Callable[[Story], None]]:
     if hidden or not err.is_terminal:
-        note(f"running {name} …")
+        note(f"running {paradigm} …")
         yield lambda story: None
         return
     with Live(Text("waiting for the first tuples …"), console=err, refresh_per_second=8) as live:
@@ -71,24 +85,30 @@ def _view(balanced: bool, *, hidden: bool) -> Iterator[Callable[[Story], None]]:
 
 def _picture(story: Story) -> RenderableType:
     moment = story.moments[-1]
-    hot = int(moment.time_s // HOT_S) + 1
+    offered = offered_rows_s(moment.time_s)
     lines = [
         Text(
-            f"t = {moment.time_s:4.1f} s   hot key no. {hot}   "
-            f"{moment.rows_s:6.0f} tuples/s of {RATE:.0f}   moves {len(story.moves)}"
+            f"t = {moment.time_s:4.1f} s   {moment.rows_s:6.0f} tuples/s of {offered:.0f}   "
+            f"moves {len(story.moves)}   core changes {story.plans}"
         ),
         Text(f"latency  p50 {moment.p50_ms:8.1f} ms   p99 {moment.p99_ms:8.1f} ms"),
         Text(f"p99      {_sparkline([m.p99_ms for m in story.moments])}", style="cyan"),
     ]
-    for core, load in enumerate(moment.loads):
-        filled = min(_BAR, round(load / 2 * _BAR))
-        colour = "red" if load > 1.0 else "yellow" if load > 0.85 else "green"
-        bar = Text(f"core {core}   ")
-        bar.append("█" * filled, style=colour).append("·" * (_BAR - filled), style="dim")
-        bar.append(f" {load:4.0%}")
-        lines.append(bar)
-    title = "balanced" if story.balanced else "not balanced"
-    return Panel(Group(*lines), title=title, subtitle="a full bar is twice a core", expand=False)
+    for name, loads in moment.loads.items():
+        lines.append(Text(f"{name}: {len(loads)} cores", style="bold"))
+        lines += [_bar(load) for load in loads]
+    return Panel(
+        Group(*lines), title=story.paradigm, subtitle="a full bar is twice a core", expand=False
+    )
+
+
+def _bar(load: float) -> Text:
+    filled = min(_BAR, round(load / 2 * _BAR))
+    colour = "red" if load > 1.0 else "yellow" if load > 0.85 else "green"
+    bar = Text("  ")
+    bar.append("█" * filled, style=colour).append("·" * (_BAR - filled), style="dim")
+    bar.append(f" {load:4.0%}")
+    return bar
 
 
 def _sparkline(values: list[float]) -> str:
@@ -102,23 +122,31 @@ def _sparkline(values: list[float]) -> str:
     return "".join(bars)
 
 
-def _compare(with_it: Story, without: Story) -> None:
+def _compare(elastic: Story, static: Story) -> None:
     out.print(
-        f"One elastic executor, {CORES} cores, {SHARDS} shards, {ROW_S * 1e3:g} ms of work per "
-        f"tuple. Every {HOT_S:g} s another key brings {HOT_SHARE:.0%} of all tuples: "
-        f"{HOT_SHARE * RATE * ROW_S:.2f} cores' worth."
+        f"Two operators on {NODES} nodes of {CORES} cores, {ROW_S * 1e3:g} ms of work per tuple. "
+        f"Each has {CALM:g} core's worth to do, and for {RUSH_S:g} s {CALM + RUSH:g} cores' worth: "
+        f"first the one, then the other. A fifth of a rush is one key, another every "
+        f"{HOT.seconds:g} s."
     )
-    table = Table("", "balanced", "not balanced")
+    table = Table("", elastic.paradigm, static.paradigm)
     for name, figure in (
-        ("tuples a second (offered: " + f"{RATE:.0f})", lambda s: f"{s.rows_s:.0f}"),
+        ("tuples a second, mean", lambda s: f"{s.rows_s:.0f}"),
         ("latency p50", lambda s: f"{s.p50_ms:.1f} ms"),
         ("latency p99", lambda s: f"{s.p99_ms:.1f} ms"),
+        ("most cores of an operator", _most),
+        ("changes of an operator's cores", lambda s: f"{s.plans}"),
         ("shards moved", lambda s: f"{len(s.moves)}"),
         ("a moving shard's pause, median", _pause),
     ):
-        table.add_row(name, figure(with_it), figure(without))
+        table.add_row(name, figure(elastic), figure(static))
     out.print(table)
     out.print("Each shard waits for its own move only; nobody upstream was paused or told.")
+
+
+def _most(story: Story) -> str:
+    counts = [count for moment in story.moments for count in moment.cores.values()]
+    return str(max(counts, default=0))
 
 
 def _pause(story: Story) -> str:
@@ -143,11 +171,11 @@ def _require_drawing(path: Path | None) -> None:
         raise typer.Exit(2) from None
 
 
-def _draw(path: Path, with_it: Story, without: Story) -> None:
+def _draw(path: Path, elastic: Story, static: Story) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
     from elasticutor.demo_plot import draw
 
-    draw(path, with_it, without)
+    draw(path, elastic, static)
     note(f"drawn: {path}")

@@ -1,0 +1,73 @@
+"""A source that begins after a while: for surges."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from elasticutor.errors import BadValueError
+from elasticutor.sources import Offer, Reader, Source
+
+
+class Later(Source):
+    """Another source, which is silent for so long first.
+
+    Args:
+        source: The source.
+        delay_s: For how long, from when it is first asked.
+    """
+
+    def __init__(self, source: Source, delay_s: float) -> None:
+        if not delay_s >= 0:
+            raise BadValueError("delay_s", "be at least 0", delay_s)
+        self.schema = source.schema
+        self.tasks = source.tasks
+        self._source = source
+        self._delay_s = delay_s
+
+    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
+        """The other source's reader, held back."""
+        return _LateReader(self._source.open(task, tasks, offset), self._delay_s)
+
+
+class _LateReader(Reader):
+    def __init__(self, reader: Reader, delay_s: float) -> None:
+        self._reader = reader
+        self._delay_s = delay_s
+        self._begins: float | None = None
+
+    @property
+    def rate(self) -> float | None:  # type: ignore[override]
+        """As the other, and nothing before it has begun or after its end."""
+        begun = self._begun(time.time()) and not self._reader.exhausted
+        return self._reader.rate if begun else 0.0
+
+    @property
+    def exhausted(self) -> bool:  # type: ignore[override]
+        """As the other."""
+        return self._reader.exhausted
+
+    @property
+    def offset(self) -> Any:
+        """As the other."""
+        return self._reader.offset
+
+    def poll(self, now: float, max_rows: int) -> Offer | None:
+        """What the other has, once it has begun."""
+        return self._reader.poll(now, max_rows) if self._begun(now) else None
+
+    def wait_s(self, now: float) -> float:
+        """Until it begins, or as the other."""
+        if self._begun(now):
+            return self._reader.wait_s(now)
+        assert self._begins is not None
+        return self._begins - now
+
+    def close(self) -> None:
+        """As the other."""
+        self._reader.close()
+
+    def _begun(self, now: float) -> bool:
+        if self._begins is None:
+            self._begins = now + self._delay_s
+        return now >= self._begins
