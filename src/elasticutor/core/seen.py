@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.metrics import ExecutorMetrics
@@ -24,6 +24,8 @@ class SourceSeen:
     """How far what it sends now is behind the time at which it was due."""
     rate: float | None = None
     """What it would send per second if nothing blocked it, where it knows that itself."""
+    routed: Mapping[Peer, int] = field(default_factory=dict)
+    """How many of its rows are for which executor; sent or not, so nobody's backlog hides them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Who says it to whom is the heading it stands under. Names: a *participant* of a 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, ShardId, TaskId
@@ -143,6 +143,8 @@ class SourceMeasured:
     """How far what it sends now is behind the time at which it was due."""
     rate: float | None = None
     """What it would send per second, if it knows; infinity for all it has at once."""
+    routed: Mapping[Peer, int] = field(default_factory=dict)
+    """How many of the rows are for which executor."""
 
 
 @dataclass(frozen=True, slots=True)

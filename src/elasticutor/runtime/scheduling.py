@@ -34,6 +34,8 @@ PARADIGMS: tuple[Paradigm, ...] = ("elastic", "static", "rc", "naive")
 
 _LOOK_S = 0.25
 """How often measurements are looked at; a change that can wait is made every `schedule_s` only."""
+_SHORTEST_S = 0.2
+"""Less than this is too little to go by."""
 _GRANT_S = 10.0
 """How long a plan may wait for cores to become free."""
 
@@ -56,14 +58,21 @@ class Interval:
         self._sources.setdefault(message.who, []).append(message)
 
     def complete(self, executors: Sequence[Peer], sources: Sequence[Peer]) -> bool:
-        """Whether everybody has been heard of."""
-        return self._executors.keys() >= set(executors) and self._sources.keys() >= set(sources)
+        """Whether everybody has been heard of, for long enough to say something."""
+        return (
+            self._executors.keys() >= set(executors)
+            and self._sources.keys() >= set(sources)
+            and all(self._executors[who].seconds >= _SHORTEST_S for who in executors)
+        )
 
     def take(self) -> tuple[dict[Peer, ExecutorMetrics], list[SourceSeen]]:
         """Everything; counting starts anew."""
         sources = []
         for who, said in self._sources.items():
             seconds = sum(message.seconds for message in said)
+            routed: Counter[Peer] = Counter()
+            for message in said:
+                routed.update(message.routed)
             blocked = sum(message.blocked_share * message.seconds for message in said)
             sources.append(
                 SourceSeen(
@@ -73,6 +82,7 @@ class Interval:
                     min(1.0, blocked / seconds) if seconds > 0 else 0.0,
                     said[-1].behind_s,
                     said[-1].rate,
+                    {_named(said[0].run, peer): rows for peer, rows in routed.items()},
                 )
             )
         executors, self._executors, self._sources = self._executors, {}, {}
@@ -145,7 +155,7 @@ class CoreScheduler:
         return [
             run
             for run in self._hub.runs.values()
-            if run.paradigm == name and run.latency_target is not None and run.is_running
+            if run.paradigm == name and run.latency_target is not None and run.has_settled
         ]
 
     def _look(self, name: str) -> tuple[dict[NodeId, int], list[TopologySeen]] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,7 @@ class SourceProcess:
         self._tick_s = _TICK_S
         self._late_s = 0.0
         self._meter = _Meter(time.monotonic())
+        self._routed: Counter[Peer] = Counter()  # rows by destination, since the last measurement
 
     def run(self) -> None:
         """Register, then send whatever is due until told to finish."""
@@ -127,6 +129,7 @@ class SourceProcess:
         size = 0
         for output in self._router.split(batch, born(offer.born, batch.num_rows)):
             size += output.size
+            self._routed[output.destination] += output.packet.rows
             self._outputs.add(
                 ev.Output(output.destination, output.packet, output.size, output.packet.rows)
             )
@@ -150,7 +153,10 @@ class SourceProcess:
         spec = self._spec
         seconds, rows, share, behind = self._meter.take(time.monotonic())
         rate = None if self._reader is None else self._reader.rate
-        measured = say.SourceMeasured(spec.site.run, spec.who, seconds, rows, share, behind, rate)
+        routed, self._routed = dict(self._routed), Counter()
+        measured = say.SourceMeasured(
+            spec.site.run, spec.who, seconds, rows, share, behind, rate, routed
+        )
         self._mail.send(DRIVER, measured)
         if self._attempt:
             # Every operator gets all rows; its executors share them, and so does the estimate.

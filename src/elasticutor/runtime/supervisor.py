@@ -10,6 +10,7 @@ Lives in the hub's thread; only `Run` (the user's handle) looks at it from anoth
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 import time
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 _GRACE_S = 2.0
 """How long processes have to end by themselves."""
+_SETTLE_S = 0.6
+"""For so long after the first tuple the scheduler looks at nothing: the first chunks are slow."""
 
 
 class RunError(ElasticutorError, RuntimeError):
@@ -104,6 +107,7 @@ class Supervisor:
         self.ends_by_itself = end_when_drained
         self._began_at = time.monotonic()
         self._start_by = self._began_at + start_timeout_s
+        self._running_at = math.inf
         self._end_by = float("inf")
         self._book: dict[str, Endpoint] = {}
         self.pids: dict[str, int] = {}
@@ -198,6 +202,7 @@ class Supervisor:
                     self._send(who, order)
                     if self.phase is RunPhase.STARTING:
                         self.journal.write("run running", run=self.run, seconds=self._age())
+                        self._running_at = time.monotonic()
                         self._set_phase(RunPhase.RUNNING)
                 case _:
                     self._send(order.who, order)
@@ -290,6 +295,11 @@ class Supervisor:
     def is_running(self) -> bool:
         """Whether tuples flow."""
         return self.phase is RunPhase.RUNNING
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether tuples have flowed for long enough that what is measured means something."""
+        return self.is_running and time.monotonic() - self._running_at >= _SETTLE_S
 
     @property
     def is_over(self) -> bool:
@@ -530,12 +540,12 @@ class Supervisor:
 
     def _on_measured(self, message: say.Measured) -> None:
         self.ledger.executor(message)
-        if self.latency_target is not None:
+        if self.latency_target is not None and self.has_settled:
             self.interval.executor(message)
 
     def _on_source_measured(self, message: say.SourceMeasured) -> None:
         self.ledger.source(message)
-        if self.latency_target is not None:
+        if self.latency_target is not None and self.has_settled:
             self.interval.source(message)
 
     def _on_sink_measured(self, message: say.SinkMeasured) -> None:
