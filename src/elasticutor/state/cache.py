@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pickle
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -45,6 +45,9 @@ class StateStore(Protocol):
 
     def read(self, shard: ShardId, key: bytes) -> Value:
         """The newest value of a key, `None` if it has none."""
+
+    def read_many(self, keys: Iterable[tuple[ShardId, bytes]]) -> list[Value]:
+        """The newest value of each key."""
 
     def write(
         self,
@@ -242,9 +245,9 @@ class StateCache:
         values = self._values[shard]
         value = values.get(key, values)  # `values` itself can never be a value in it
         if value is values:
-            value = self._stored(shard, key)
+            stored = self._store.read(shard, self._codec.dump_key(key))
             self._partly_clean.add(shard)
-            values[key] = value
+            value = values[key] = _ABSENT if stored is None else self._codec.load(stored)
         return value
 
     def _touch(self, shard: ShardId, key: Hashable) -> None:
@@ -278,10 +281,10 @@ class StateCache:
             else:
                 self._partly_clean.add(shard)
 
-    def _stored(self, shard: ShardId, key: Hashable) -> Any:
-        """What the store has for a key."""
-        stored = self._store.read(shard, self._codec.dump_key(key))
-        return _ABSENT if stored is None else self._codec.load(stored)
+    def _stored(self, shards: Iterable[ShardId], keys: Iterable[Hashable]) -> list[Any]:
+        """What the store has for each key."""
+        found = self._store.read_many(zip(shards, map(self._codec.dump_key, keys), strict=True))
+        return [_ABSENT if stored is None else self._codec.load(stored) for stored in found]
 
 
 class KeyState:
@@ -480,7 +483,7 @@ class KeyArray:
         """Take over what the store has; whether all of it is bytes of the right size."""
         size = self._packed.item_bytes
         shards = self._shards()[places].tolist()
-        found = list(map(self._cache._stored, shards, self._keys[places].tolist()))
+        found = self._cache._stored(shards, self._keys[places].tolist())
         present = np.array([value is not _ABSENT for value in found])
         values = [bytes(size) if value is _ABSENT else value for value in found]
         if not all(type(value) is bytes and len(value) == size for value in values):
