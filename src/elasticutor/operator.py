@@ -62,12 +62,20 @@ class Groups:
         ([2, 1], [0, 1, 0])
     """
 
-    keys: list[Any]
-    """The distinct keys, in no particular order."""
+    distinct: list[Any] | npt.NDArray[Any]
+    """The distinct keys, in no particular order: an array of whole numbers, or else a list."""
     order: npt.NDArray[np.int64]
     """Row numbers, those of one key together and in their order, the keys in theirs."""
     starts: npt.NDArray[np.int64]
     """Where in `order` the rows of each key begin."""
+
+    @cached_property
+    def keys(self) -> list[Any]:
+        """The distinct keys, in the same order, as a list."""
+        if isinstance(self.distinct, list):
+            return self.distinct
+        values: list[Any] = np.asarray(self.distinct).tolist()
+        return values
 
     @cached_property
     def sizes(self) -> npt.NDArray[np.int64]:
@@ -81,7 +89,7 @@ class Groups:
     def of_row(self) -> npt.NDArray[np.int64]:
         """Which of the keys each row has, as its place in `keys`."""
         places = np.empty_like(self.order)
-        places[self.order] = np.repeat(np.arange(len(self.keys)), self.sizes)
+        places[self.order] = np.repeat(np.arange(len(self.starts)), self.sizes)
         return places
 
 
@@ -95,6 +103,10 @@ class BatchState(Protocol):
     One look-up per row is what a vectorised operator wants to avoid: `groups` has the distinct keys
     and which rows are theirs; `get_many` and `set_many`, or `get_array` and `set_array`, take them
     all at once. They are fastest with `groups.keys` itself, and take other keys of the batch too.
+
+    The fastest of all are operators that use nothing but `get_array` and `set_array`, with all keys
+    (`groups.distinct` spares the list that is `groups.keys`), which are one column of whole
+    numbers: then the states are never objects at all.
     """
 
     @property

@@ -147,7 +147,7 @@ class AnyUse(RuleBasedStateMachine):
             assert len({part.batch.upstream for part in parts}) <= 1
             assert count > 0 or available == 0
         else:
-            assert count >= min(rows, available)
+            assert 2 * count >= rows or count == available
         for part in parts:
             assert part.batch.upstream not in self.parked
             for row, shard in zip(part.rows.tolist(), part.shards.tolist(), strict=True):
@@ -296,12 +296,30 @@ def test_tuples_of_a_shard_are_handed_out_as_they_arrived_from_whichever_upstrea
     assert all(order == sorted(order) for order in taken.values())
 
 
-@pytest.mark.parametrize(("rows", "count"), [(8, 10), (7, 7), (10, 10), (3, 3)])
-def test_a_quarter_more_is_taken_rather_than_a_part_split(rows: int, count: int) -> None:
+@pytest.mark.parametrize(("rows", "count"), [(8, 10), (7, 5), (10, 10), (3, 3)])
+def test_a_quarter_more_is_taken_rather_than_a_part_split_unevenly(rows: int, count: int) -> None:
     receiver, one, _ = two_tasks()
     arrive(receiver, U, *[0] * 10)
     assert len(take(receiver, one, rows)) == count
     assert receiver.waiting == 10 - count
+
+
+@pytest.mark.parametrize(("rows", "counts"), [(7, [4, 5, 5]), (9, [9, 5]), (12, [14])])
+def test_as_little_as_half_is_taken_rather_than_a_part_split(rows: int, counts: list[int]) -> None:
+    receiver, one, _ = two_tasks()
+    arrive(receiver, U, *[0] * 4)
+    arrive(receiver, U, *[0] * 5)
+    arrive(receiver, V, *[0] * 5)
+    assert [len(take(receiver, one, rows)) for _ in counts] == counts
+    assert receiver.empty
+
+
+def test_a_part_is_split_where_less_than_half_would_be_taken() -> None:
+    receiver, one, _ = two_tasks()
+    arrive(receiver, U, *[0] * 2)
+    arrive(receiver, U, *[0] * 10)
+    assert len(take(receiver, one, 8)) == 7
+    assert receiver.waiting == 5
 
 
 def test_a_chunk_for_one_upstream_ends_where_another_begins() -> None:

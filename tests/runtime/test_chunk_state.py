@@ -125,6 +125,60 @@ def test_what_is_no_array_of_states_is_refused(values: Any) -> None:
         state_of(["a"]).set_array(["a"], values)
 
 
+ways = st.sampled_from(["distinct", "keys", "one by one", "many", "some"])
+
+
+@given(st.lists(st.tuples(ways, st.lists(st.integers(0, 5), min_size=1)), max_size=8))
+def test_arrays_of_all_keys_are_the_same_states_as_any_other_way(
+    chunks: list[tuple[str, list[int]]],
+) -> None:
+    cache, model = new_cache(), dict[int, int]()
+    for way, keys in chunks:
+        # Not `state_of`: a key must be in the same shard in every chunk.
+        shards = np.array(keys, np.int32) % 3
+        state = ChunkState(cache, [pa.array(keys)], shards)
+        groups = state.groups
+        expected = [model.get(key, 0) for key in groups.keys]
+        model.update({key: model.get(key, 0) + 1 for key in groups.keys})
+        if way in ("distinct", "keys"):
+            asked = getattr(groups, way)
+            counts = state.get_array(asked, np.int64)
+            state.set_array(asked, counts + 1)
+        elif way == "some":
+            counts = state.get_array(list(groups.keys), np.int64)
+            state.set_array(list(groups.keys), counts + 1)
+        else:
+            zero = bytes(8)
+            if way == "many":
+                found = state.get_many(groups.keys, zero)
+            else:
+                found = [state.get(key, zero) for key in groups.keys]
+            counts = np.frombuffer(b"".join(found), np.int64)
+            state.set_many(groups.distinct, (counts + 1).view("V8").tolist())
+        assert counts.tolist() == expected
+    cache.flush()
+    cache.forget_all()
+    left = {key: cache.get(ShardId(key % 3), key) for key in range(6)}
+    assert {key: int.from_bytes(v, "little") for key, v in left.items() if v} == model
+
+
+def test_an_array_stays_right_when_another_way_is_taken_in_between() -> None:
+    state = state_of([5, 7])
+    distinct = state.groups.distinct
+    state.set_array(distinct, np.array([50, 70]))
+    got = state.get_array(distinct, np.int64)
+    state[7] = (71).to_bytes(8, "little")
+    assert state.get_array(distinct, np.int64).tolist() == [50, 71]
+    state.set_array(distinct, got)
+    assert [int.from_bytes(state[key], "little") for key in (5, 7)] == [50, 70]
+
+
+def test_as_many_states_as_keys_are_set() -> None:
+    state = state_of([5, 7])
+    with pytest.raises(BadValueError, match="as many as each other"):
+        state.set_array(state.groups.distinct, np.array([50]))
+
+
 whole = st.integers(-3, 3).flatmap(lambda n: st.sampled_from([n, n * 2**61]))
 columns = st.one_of(
     st.lists(whole).map(lambda values: [pa.array(values, pa.int64())]),

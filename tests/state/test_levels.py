@@ -199,6 +199,18 @@ def test_a_write_to_an_older_uncommitted_epoch_does_not_hide_a_newer_one() -> No
     assert store.contents() == {b"a": b"three", b"b": b"two"}
 
 
+def test_many_keys_are_read_as_each_of_them() -> None:
+    store = levels()
+    write(store, 1, a=b"one", b=b"one", c=b"one")
+    store.commit(Epoch(1))
+    write(store, 2, a=b"two", b=None)
+    write(store, 3, S1, a=b"three")
+    keys = [(shard, key) for shard in (S1, S0) for key in (b"a", b"b", b"c", b"a")]
+    assert store.read_many(iter(keys)) == [store.read(shard, key) for shard, key in keys]
+    assert store.read_many(keys) == [b"three", None, None, b"three", b"two", None, b"one", b"two"]
+    assert store.read_many([]) == []
+
+
 def test_a_deletion_hides_the_committed_value_and_goes_with_it() -> None:
     store = levels()
     write(store, 1, a=b"1")

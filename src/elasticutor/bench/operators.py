@@ -45,7 +45,7 @@ class CountAndSumBatch(Operator):
         groups = state.groups
         order, starts, sizes = groups.order, groups.starts, groups.sizes
         times = batch.column("time").to_numpy()[order]
-        before = state.get_array(groups.keys, self.so_far)
+        before = state.get_array(groups.distinct, self.so_far)
         # A running sum over all rows, less what it was where the row's key begins.
         running = np.cumsum(times)
         base = running[starts] - times[starts] - before["sum"]
@@ -57,6 +57,6 @@ class CountAndSumBatch(Operator):
         after = np.empty_like(before)
         after["count"] = last - first
         after["sum"] = running[last] - base
-        state.set_array(groups.keys, after)
+        state.set_array(groups.distinct, after)
         columns = [batch.column("key"), pa.array(counts), pa.array(sums)]
         return pa.RecordBatch.from_arrays(columns, schema=COUNTS_AND_SUMS)

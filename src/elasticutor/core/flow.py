@@ -127,11 +127,12 @@ class Outputs:
         for outlet in self._outlets.values():
             outlet.waiting.append(epoch)
 
-    def require_rising(self, destination: Peer, total: int) -> None:
-        """Refuse a credit that is below an earlier one."""
+    def require_rising(self, destination: Peer, total: int) -> int:
+        """Refuse a credit that is below an earlier one; returns by how much it is above."""
         granted = self._outlets[destination].granted
         if total < granted:
             raise OutOfOrderError(f"credit of {destination!r}", f"be at least {granted}", total)
+        return total - granted
 
     def credit(self, destination: Peer, total: int) -> None:
         """Take note of what a destination has granted."""

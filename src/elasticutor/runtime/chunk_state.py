@@ -15,7 +15,7 @@ from elasticutor.core.ids import ShardId
 from elasticutor.errors import BadValueError
 from elasticutor.operator import Groups, Keys
 from elasticutor.runtime.rows import keys_of
-from elasticutor.state.cache import KeyStates, StateCache
+from elasticutor.state.cache import KeyArray, KeyStates, StateCache
 
 
 class ChunkState(MutableMapping[Any, Any]):
@@ -30,6 +30,7 @@ class ChunkState(MutableMapping[Any, Any]):
         self._cache = cache
         self._columns = keys
         self._row_shards = shards
+        self._array: KeyArray | None = None
 
     @cached_property
     def groups(self) -> Groups:
@@ -37,10 +38,14 @@ class ChunkState(MutableMapping[Any, Any]):
         return groups_of(self._columns, self._row_shards)
 
     @cached_property
-    def _shards(self) -> list[ShardId]:
+    def _shard_array(self) -> npt.NDArray[np.int32]:
         """The shard of each of the keys."""
         first_rows = self.groups.order[self.groups.starts]
-        shards: list[ShardId] = self._row_shards[first_rows].tolist()
+        return self._row_shards[first_rows]
+
+    @cached_property
+    def _shards(self) -> list[ShardId]:
+        shards: list[ShardId] = self._shard_array.tolist()
         return shards
 
     @cached_property
@@ -90,6 +95,10 @@ class ChunkState(MutableMapping[Any, Any]):
     def get_array(self, keys: Keys, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """The states of many keys as an array of their own; zero where a key has none."""
         kind = np.dtype(dtype)
+        array = None if kind.hasobject else self._array_of(keys, kind.itemsize)
+        states = None if array is None else array.get()
+        if states is not None:
+            return states.view(kind)
         try:
             packed = self._states_of(keys).joined(bytes(kind.itemsize))
         except TypeError:
@@ -106,10 +115,28 @@ class ChunkState(MutableMapping[Any, Any]):
             hint = "one number, or one record of a structured type, for each key"
             raise BadValueError("states", "be in one dimension and no objects", values, hint)
         whole = values.view(f"V{values.dtype.itemsize}")
-        self.set_many(keys, whole.tolist())
+        array = self._array_of(keys, values.dtype.itemsize)
+        if array is not None and len(values) == len(keys):
+            array.set(whole)
+        else:
+            self.set_many(keys, whole.tolist())
+
+    def _array_of(self, keys: Keys, item_bytes: int) -> KeyArray | None:
+        """The states of all keys as one array, if that is what is asked for and they can be."""
+        groups = self.groups
+        if not isinstance(groups.distinct, np.ndarray):
+            return None
+        if keys is not groups.distinct and keys is not vars(groups).get("keys"):
+            return None
+        standing = self._array
+        if standing is None or not standing.fits(item_bytes):
+            self._array = self._cache.array_handle(
+                lambda: self._shard_array, groups.distinct, item_bytes
+            )
+        return self._array
 
     def _states_of(self, keys: Keys) -> KeyStates:
-        if keys is self.groups.keys:
+        if keys is self.groups.keys or keys is self.groups.distinct:
             return self._all_states
         if isinstance(keys, np.ndarray):
             keys = keys.tolist()
@@ -140,7 +167,7 @@ def groups_of(columns: Sequence[pa.Array], shards: npt.NDArray[np.int32]) -> Gro
         order = _stable_order(numbers, shards)
         ordered = numbers[order]
         starts = _starts(ordered)
-        return Groups(ordered[starts].tolist(), order, starts)
+        return Groups(ordered[starts], order, starts)
     places: dict[Any, int] = {}
     codes = np.array([places.setdefault(k, len(places)) for k in keys_of(columns)], np.int64)
     order = _stable_order(codes, np.zeros(1, np.int32))

@@ -2,13 +2,17 @@
 
 The owner of a shard works on Python objects; the store sees them on a label, at an epoch's end, or
 when the cache has grown too large. So reaching a cached state costs a dictionary look-up.
+
+Where states are read and written as arrays, under whole numbers and in no other way, they are not
+objects but are kept in arrays (`elasticutor.state.packed`). The first who asks for them in another
+way makes them objects, and they stay so.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -16,9 +20,13 @@ from itertools import repeat
 from operator import getitem, itemgetter, setitem
 from typing import Any, Final, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from elasticutor.core.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError, OutOfOrderError
 from elasticutor.state.backend import Value
+from elasticutor.state.packed import PackedStates, Slots
 
 _IMMUTABLE: Final = frozenset(
     {int, float, complex, bool, str, bytes, type(None), Decimal, date, datetime, time, timedelta}
@@ -37,6 +45,9 @@ class StateStore(Protocol):
 
     def read(self, shard: ShardId, key: bytes) -> Value:
         """The newest value of a key, `None` if it has none."""
+
+    def read_many(self, keys: Iterable[tuple[ShardId, bytes]]) -> list[Value]:
+        """The newest value of each key."""
 
     def write(
         self,
@@ -98,6 +109,9 @@ class StateCache:
         self._dirty: defaultdict[ShardId, dict[Hashable, None]] = defaultdict(dict)
         # Shards of which some cached key may not be dirty; within an epoch, soon there are none.
         self._partly_clean: set[ShardId] = set()
+        # While states are packed there are no objects, and once there are, no state is packed.
+        self._packed: PackedStates | None = None
+        self._packs = True
         self.attempt = attempt
         self.epoch = epoch
 
@@ -114,6 +128,8 @@ class StateCache:
 
     def set(self, shard: ShardId, key: Hashable, value: Any) -> None:
         """Make this the key's state."""
+        if self._packs:
+            self._unpack()
         self._values[shard][key] = value
         self._dirty[shard][key] = None
 
@@ -127,26 +143,58 @@ class StateCache:
 
     def handle(self, shard: ShardId) -> KeyState:
         """A handle on the states of the shard's keys, one after another."""
+        self._unpack()
         return KeyState(self, shard, self._values[shard], self._dirty[shard])
 
     def handles(self, shards: Sequence[ShardId], keys: Sequence[Hashable]) -> KeyStates:
         """A handle on the states of many keys at once, given the shard of each."""
+        self._unpack()
         return KeyStates(self, shards, keys)
+
+    def array_handle(
+        self,
+        shards: Callable[[], npt.NDArray[np.int32]],
+        keys: npt.NDArray[Any],
+        item_bytes: int,
+    ) -> KeyArray | None:
+        """A handle on the states of distinct whole numbers, which are bytes of one size.
+
+        None if there are states that have been used in other ways: then `handles` has them.
+
+        Args:
+            shards: Says the shard of each key; only asked if a key is new here.
+            keys: Whole numbers of any width.
+            item_bytes: The size of each state.
+        """
+        if not self._packs:
+            return None
+        kind = np.dtype(np.uint64 if keys.dtype == np.uint64 else np.int64)
+        if self._packed is None and item_bytes:
+            self._packed = PackedStates(kind, item_bytes)
+        if self._packed is None or not self._packed.fits(kind, item_bytes):
+            self._unpack()
+            return None
+        return KeyArray(self, self._packed, shards, keys.astype(kind, copy=False))
 
     @property
     def dirty(self) -> bool:
         """Whether anything is here that the store has not seen."""
-        return any(self._dirty.values())
+        return any(self._dirty.values()) or (self._packed is not None and self._packed.dirty)
 
     def __len__(self) -> int:
-        return sum(map(len, self._values.values()))
+        packed = 0 if self._packed is None else len(self._packed)
+        return sum(map(len, self._values.values())) + packed
 
     def flush(self) -> int:
         """Write all changes to the store; returns the bytes written."""
-        return sum(self.flush_shard(shard) for shard in list(self._dirty))
+        packed = [] if self._packed is None else list(self._packed.changed())
+        written = sum(self._flush_packed(ShardId(shard), slots) for shard, slots in packed)
+        return written + sum(self.flush_shard(shard) for shard in list(self._dirty))
 
     def flush_shard(self, shard: ShardId) -> int:
         """Write the shard's changes to the store; returns the bytes written."""
+        if self._packed is not None:
+            return sum(self._flush_packed(shard, slots) for _, slots in self._packed.changed(shard))
         items = list(self._changes(shard))
         if items:
             self._store.write(self.attempt, self.epoch, shard, items)
@@ -156,11 +204,14 @@ class StateCache:
 
     def forget_shard(self, shard: ShardId) -> None:
         """Drop the shard's cached objects, written or not."""
+        if self._packed is not None:
+            self._packed.forget(shard)
         self._values[shard].clear()
         self._dirty[shard].clear()
 
     def forget_all(self) -> None:
         """Drop all cached objects, written or not."""
+        self._packed = None
         for shard in self._values:
             self.forget_shard(shard)
 
@@ -169,7 +220,8 @@ class StateCache:
 
         Only between chunks: within one, an operator may still hold an object that it was given.
         """
-        if len(self) > self._max_keys:
+        packed = 0 if self._packed is None else self._packed.count
+        if max(packed, sum(map(len, self._values.values()))) > self._max_keys:
             self.flush()
             self.forget_all()
 
@@ -188,6 +240,8 @@ class StateCache:
         }
 
     def _look_up(self, shard: ShardId, key: Hashable) -> Any:
+        if self._packs:
+            self._unpack()
         values = self._values[shard]
         value = values.get(key, values)  # `values` itself can never be a value in it
         if value is values:
@@ -204,6 +258,33 @@ class StateCache:
         for key in self._dirty[shard]:
             value = values[key]
             yield self._codec.dump_key(key), None if value is _ABSENT else self._codec.dump(value)
+
+    def _flush_packed(self, shard: ShardId, slots: Slots) -> int:
+        assert self._packed is not None
+        dump_key, dump = self._codec.dump_key, self._codec.dump
+        items = [(dump_key(key), dump(value)) for key, value in self._packed.items(slots)]
+        self._store.write(self.attempt, self.epoch, shard, items)
+        self._packed.written(slots)
+        return sum(len(key) + len(value) for key, value in items)
+
+    def _unpack(self) -> None:
+        """Make objects of all states, and let them be objects from now on."""
+        self._packs = False
+        if self._packed is None:
+            return
+        packed, self._packed = self._packed, None
+        for number, key, value, changed in packed.contents():
+            shard = ShardId(number)
+            self._values[shard][key] = _ABSENT if value is None else value
+            if changed:
+                self._dirty[shard][key] = None
+            else:
+                self._partly_clean.add(shard)
+
+    def _stored(self, shards: Iterable[ShardId], keys: Iterable[Hashable]) -> list[Any]:
+        """What the store has for each key."""
+        found = self._store.read_many(zip(shards, map(self._codec.dump_key, keys), strict=True))
+        return [_ABSENT if stored is None else self._codec.load(stored) for stored in found]
 
 
 class KeyState:
@@ -335,6 +416,81 @@ class KeyStates:
             return list(map(getitem, self._dicts, self._keys))
         except KeyError:
             return list(map(self._cache._look_up, self._shards, self._keys))
+
+
+class KeyArray:
+    r"""The states of many whole numbers at once, as one array.
+
+    Good only until the cache forgets something or is asked in another way.
+
+    Example:
+        >>> from elasticutor.state.backend import MemoryBackend
+        >>> from elasticutor.state.levels import Levels
+        >>> store = Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
+        >>> codec = Codec(lambda key: str(key).encode())
+        >>> cache = StateCache(store, codec, Attempt(1), Epoch(1))
+        >>> shards = np.array([0, 1], np.int32)
+        >>> states = cache.array_handle(lambda: shards, np.array([5, 7]), item_bytes=8)
+        >>> states.set(np.array([50, 70]).view("V8"))
+        >>> states.get().view(np.int64), cache.get(ShardId(1), 7)
+        (array([50, 70]), b'F\x00\x00\x00\x00\x00\x00\x00')
+    """
+
+    def __init__(
+        self,
+        cache: StateCache,
+        packed: PackedStates,
+        shards: Callable[[], npt.NDArray[np.int32]],
+        keys: npt.NDArray[Any],
+    ) -> None:
+        self._cache = cache
+        self._packed = packed
+        self._shards = shards
+        self._keys = keys
+        self._slots = packed.find(keys)
+        self._all_known = False
+
+    def fits(self, item_bytes: int) -> bool:
+        """Whether the cache still has these states as arrays, and they are of this size."""
+        return self._cache._packed is self._packed and self._packed.item_bytes == item_bytes
+
+    def get(self) -> npt.NDArray[Any] | None:
+        """The states as an array of its own, zeros where there is none.
+
+        None if one in the store is something else; then they all are objects from now on.
+        """
+        self._add_missing()
+        if not self._all_known:
+            unknown = np.flatnonzero(self._packed.unknown(self._slots))
+            if len(unknown) and not self._read(unknown):
+                self._cache._unpack()
+                return None
+            self._all_known = True
+        return self._packed.get(self._slots)
+
+    def set(self, values: npt.NDArray[Any]) -> None:
+        """Make these the states, in the order of the keys."""
+        self._add_missing()
+        self._packed.set(self._slots, values)
+
+    def _add_missing(self) -> None:
+        missing = np.flatnonzero(self._slots < 0)
+        if len(missing):
+            shards = self._shards()[missing]
+            self._slots[missing] = self._packed.added(self._keys[missing], shards)
+
+    def _read(self, places: npt.NDArray[np.intp]) -> bool:
+        """Take over what the store has; whether all of it is bytes of the right size."""
+        size = self._packed.item_bytes
+        shards = self._shards()[places].tolist()
+        found = self._cache._stored(shards, self._keys[places].tolist())
+        present = np.array([value is not _ABSENT for value in found])
+        values = [bytes(size) if value is _ABSENT else value for value in found]
+        if not all(type(value) is bytes and len(value) == size for value in values):
+            return False
+        joined = np.frombuffer(b"".join(values), f"V{size}")
+        self._packed.learn(self._slots[places], joined, present)
+        return True
 
 
 def _is_immutable(value: Any) -> bool:

@@ -97,14 +97,14 @@ class Levels:
 
     def read(self, shard: ShardId, key: bytes) -> Value:
         """The newest value of a key, `None` if it has none."""
-        backend = self._backend
-        with backend.reading():
-            for epoch in reversed(backend.load(_UNCOMMITTED)):
-                value = backend.get(_table(epoch), shard, key)
-                if value is not MISSING:
-                    return value
-            value = backend.get(_COMMITTED, shard, key)
-            return None if value is MISSING else value
+        with self._backend.reading():
+            return self._newest(self._newest_first(), shard, key)
+
+    def read_many(self, keys: Iterable[tuple[ShardId, bytes]]) -> list[Value]:
+        """The newest value of each key, all as of one moment: to begin to read costs the most."""
+        with self._backend.reading():
+            tables = self._newest_first()
+            return [self._newest(tables, shard, key) for shard, key in keys]
 
     def write(
         self,
@@ -240,6 +240,16 @@ class Levels:
                 for shard in self._backend.shards(table):
                     newest.update(((shard, key), v) for key, v in self._backend.scan(table, shard))
         return {key: value for (_, key), value in newest.items() if value is not None}
+
+    def _newest(self, tables: Iterable[str], shard: ShardId, key: bytes) -> Value:
+        for table in tables:
+            value = self._backend.get(table, shard, key)
+            if value is not MISSING:
+                return value
+        return None
+
+    def _newest_first(self) -> list[str]:
+        return [*map(_table, reversed(self._backend.load(_UNCOMMITTED))), _COMMITTED]
 
     def _tables(self) -> list[tuple[Epoch, str]]:
         return [(self.committed, _COMMITTED), *((e, _table(e)) for e in self.uncommitted)]

@@ -1,0 +1,191 @@
+"""States of one size under whole numbers, in arrays: all that is done to many takes no loop.
+
+A vectorised operator reads and writes the states of some thousand keys at a time. As objects in
+dictionaries each costs 0.1 µs to find, to join and to set again; here it costs a tenth of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Slots = npt.NDArray[np.int64]
+"""Where some keys are in the arrays; -1 for a key that is not there."""
+
+_FIRST: Final = 1024
+_SPARSE: Final = (
+    4  # places in the index for each slot: then most keys are where they are looked for
+)
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+_HALF: Final = np.uint64(32)
+_UNKNOWN, _ABSENT, _PRESENT = range(3)
+
+
+class PackedStates:
+    """What a task knows of the states of some keys, and which of it has changed.
+
+    A key has a slot from when it is first seen until all is dropped. What is in the slot may be
+    unknown (never read, or forgotten), known to be absent, or a state.
+
+    Args:
+        kind: `int64` or `uint64`, for the keys.
+        item_bytes: The size of every state, at least 1.
+
+    Example:
+        >>> states = PackedStates(np.dtype(np.int64), item_bytes=2)
+        >>> slots = states.added(np.array([7, 9]), np.array([0, 1], np.int32))
+        >>> states.set(slots, np.array([b"ab", b"cd"], "V2"))
+        >>> states.find(np.array([9, 8, 7]))
+        array([ 1, -1,  0])
+        >>> list(states.changed())
+        [(0, array([0])), (1, array([1]))]
+        >>> states.items(slots)
+        [(7, b'ab'), (9, b'cd')]
+    """
+
+    def __init__(self, kind: np.dtype[Any], item_bytes: int) -> None:
+        self.kind = kind
+        self.item_bytes = item_bytes
+        self.count = 0
+        """Slots in use."""
+        self._keys: npt.NDArray[Any] = np.empty(_FIRST, kind)
+        self._shards = np.empty(_FIRST, np.int32)
+        self._values = np.zeros(_FIRST, f"V{item_bytes}")
+        self._known = np.zeros(_FIRST, np.uint8)
+        self._dirty = np.zeros(_FIRST, np.bool_)
+        self._index = _new_index(_FIRST)
+
+    def __len__(self) -> int:
+        """How many keys something is known of."""
+        return int(np.count_nonzero(self._known[: self.count]))
+
+    def fits(self, kind: np.dtype[Any], item_bytes: int) -> bool:
+        """Whether keys and states like these can be here."""
+        return kind == self.kind and item_bytes == self.item_bytes
+
+    @property
+    def dirty(self) -> bool:
+        """Whether any state has changed."""
+        return bool(self._dirty[: self.count].any())
+
+    def find(self, keys: npt.NDArray[Any]) -> Slots:
+        """The slots of some keys."""
+        places = self._places(keys)
+        slots = self._index[places].astype(np.int64)
+        others = np.flatnonzero((self._keys[slots] != keys) & (slots >= 0))
+        while len(others):
+            places[others] = (places[others] + 1) & (len(self._index) - 1)
+            slots[others] = self._index[places[others]]
+            mine = slots[others]
+            others = others[(self._keys[mine] != keys[others]) & (mine >= 0)]
+        return slots
+
+    def added(self, keys: npt.NDArray[Any], shards: npt.NDArray[np.int32]) -> Slots:
+        """New slots for keys that are distinct and have none; nothing is known of them."""
+        first, self.count = self.count, self.count + len(keys)
+        if self.count > len(self._keys):
+            self._grow()
+            self._enter(np.arange(first))
+        slots = np.arange(first, self.count)
+        self._keys[slots] = keys
+        self._shards[slots] = shards
+        self._enter(slots)
+        return slots
+
+    def unknown(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Which of these slots nothing is known of; they may not be -1."""
+        unknown: npt.NDArray[np.bool_] = self._known[slots] == _UNKNOWN
+        return unknown
+
+    def learn(self, slots: Slots, values: npt.NDArray[Any], present: npt.NDArray[np.bool_]) -> None:
+        """Take over what the store has: zeros where that is nothing."""
+        self._values[slots] = values
+        self._known[slots] = np.where(present, _PRESENT, _ABSENT)
+
+    def get(self, slots: Slots) -> npt.NDArray[Any]:
+        """The states as an array of its own; zeros where there is none."""
+        taken: npt.NDArray[Any] = self._values.take(slots)
+        return taken
+
+    def set(self, slots: Slots, values: npt.NDArray[Any]) -> None:
+        """Make these the states; they have changed."""
+        self._values[slots] = values
+        self._known[slots] = _PRESENT
+        self._dirty[slots] = True
+
+    def changed(self, shard: int | None = None) -> Iterator[tuple[int, Slots]]:
+        """The shards in which any state has changed, or this one; and the slots of those."""
+        dirty = np.flatnonzero(self._dirty[: self.count])
+        shards = self._shards[dirty]
+        if shard is not None:
+            mine = dirty[shards == shard]
+            if len(mine):
+                yield shard, mine
+            return
+        order = np.argsort(shards, kind="stable")
+        shards, dirty = shards[order], dirty[order]
+        ends = np.flatnonzero(np.diff(shards, append=-1)) + 1
+        start = 0
+        for end in ends.tolist():
+            yield int(shards[start]), dirty[start:end]
+            start = end
+
+    def written(self, slots: Slots) -> None:
+        """The store has seen these."""
+        self._dirty[slots] = False
+
+    def items(self, slots: Slots) -> list[tuple[int, bytes]]:
+        """Keys and states."""
+        return list(zip(self._keys[slots].tolist(), self._values[slots].tolist(), strict=True))
+
+    def contents(self) -> Iterator[tuple[int, int, bytes | None, bool]]:
+        """Of everything known: shard, key, state (None if there is none), whether it changed."""
+        slots = np.flatnonzero(self._known[: self.count])
+        present = (self._known[slots] == _PRESENT).tolist()
+        shards, dirty = self._shards[slots].tolist(), self._dirty[slots].tolist()
+        for (key, value), shard, there, changed in zip(
+            self.items(slots), shards, present, dirty, strict=True
+        ):
+            yield shard, key, value if there else None, changed
+
+    def forget(self, shard: int) -> None:
+        """Know nothing of this shard any more."""
+        mine = np.flatnonzero(self._shards[: self.count] == shard)
+        self._known[mine] = _UNKNOWN
+        self._dirty[mine] = False
+
+    # The index: open addressing with linear probing, for many keys at once
+
+    def _places(self, keys: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Where in the index to begin to look: the upper bits of a product, of which all depend."""
+        bits = keys.view(np.uint64)
+        bits = (bits ^ (bits >> _HALF)) * _GOLDEN
+        bits >>= np.uint64(65 - len(self._index).bit_length())
+        return bits.view(np.int64)
+
+    def _enter(self, slots: Slots) -> None:
+        places = self._places(self._keys[slots])
+        left = np.arange(len(slots))
+        while len(left):
+            tried = places[left]
+            free = self._index[tried] < 0
+            # Where several want one place, the last is written; all look who it was.
+            self._index[tried[free]] = slots[left[free]]
+            left = left[self._index[tried] != slots[left]]
+            places[left] = (places[left] + 1) & (len(self._index) - 1)
+
+    def _grow(self) -> None:
+        size = 1 << (self.count - 1).bit_length()
+        for name in ("_keys", "_shards", "_values", "_known", "_dirty"):
+            old = getattr(self, name)
+            new = np.zeros(size, old.dtype)
+            new[: len(old)] = old
+            setattr(self, name, new)
+        self._index = _new_index(size)
+
+
+def _new_index(slots: int) -> npt.NDArray[np.int32]:
+    return np.full(_SPARSE * slots, -1, np.int32)
