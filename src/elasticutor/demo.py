@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from elasticutor.bench.later import Later
+from elasticutor.bench.width import chunks_of
 from elasticutor.bench.work import Emulate
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator, HotKey
@@ -159,7 +160,9 @@ def tell(
         seconds: For how long.
         watch: Called with the story so far after every interval.
     """
-    run = cluster.submit(topology(seed), paradigm=paradigm, measure_s=LOOK_S / 2)
+    run = cluster.submit(
+        topology(seed), paradigm=paradigm, measure_s=LOOK_S / 2, config=chunks_of(3 * ROW_S)
+    )
     story = Story(paradigm)
     try:
         began = time.monotonic()

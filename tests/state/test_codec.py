@@ -85,6 +85,13 @@ def has_nan(key: Any) -> bool:
     return key != key or (isinstance(key, tuple) and any(map(has_nan, key)))
 
 
+def in_utc(key: Any) -> Any:
+    """The same moments; Python calls a time that a clock shows twice unequal to itself elsewhere."""
+    if isinstance(key, tuple):
+        return tuple(map(in_utc, key))
+    return key.astimezone(UTC) if isinstance(key, datetime) and key.tzinfo else key
+
+
 def apart(key: Any) -> Any:
     """An equal key, of the same types, that shares no object with it."""
     if isinstance(key, tuple):
@@ -137,7 +144,7 @@ def test_a_key_comes_back_equal_and_of_the_same_type(key: Any) -> None:
     assert type(back) is type(key)
     assert encode_key(back) == encode_key(key)
     if not has_nan(key):
-        assert back == key
+        assert in_utc(back) == in_utc(key)
 
 
 @given(keys)

@@ -265,9 +265,13 @@ class DataPath:
         self._count_work()
         return self._steady.loads(self._inside, 0.0, self._config.backlog_horizon_s)
 
-    def noise(self, tasks: int) -> tuple[float, float]:
-        """How far the loads and the steady loads of so many tasks are off by chance, as shares."""
-        return self._loads.noise(tasks), self._steady.noise(tasks)
+    def noise(self, tasks: int) -> float:
+        """How far the loads of so many tasks are off by chance, as a share of the mean."""
+        return self._loads.noise(tasks, float(self.loads().sum()))
+
+    def steady_noise(self, tasks: int) -> float:
+        """The same of the steady loads."""
+        return self._steady.noise(tasks, float(self.steady_loads().sum()))
 
     def has_changed(self) -> None:
         """The load is not what it was: what the steady loads remember of it counts no more."""

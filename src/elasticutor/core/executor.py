@@ -355,13 +355,13 @@ class ElasticExecutor:
         would be all cost and no gain. So θ is raised by what chance can do in the time looked at.
         """
         tasks = sum(task.staying for task in self.tasks.values())
-        sudden, steady = self._data.noise(tasks)
         threshold = self.config.balance_threshold
-        if self._arrange(now, threshold + _CHANCE * sudden):
+        if self._arrange(now, threshold + _CHANCE * self._data.noise(tasks)):
             self._data.has_changed()
         elif tasks > 1 and not self.moves:
             loads = self._data.steady_loads()
-            self._arrange(now, threshold + _CHANCE * steady, loads=loads)
+            threshold += _CHANCE * self._data.steady_noise(tasks)
+            self._arrange(now, threshold, loads=loads)
 
     def _arrange(
         self,

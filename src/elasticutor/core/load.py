@@ -162,21 +162,26 @@ class ShardLoads:
         measured = self._seconds / self._weight if self._weight else self._seconds
         return measured + waiting_rows * self.costs(default_cost_s) / horizon_s
 
-    def noise(self, tasks: int) -> float:
+    def noise(self, tasks: int, total: float) -> float:
         """How far a task's load is off by mere chance: its standard deviation over its mean.
 
         For rows that come independently of each other, shared out evenly among so many tasks.
+        Backlog is part of the total load, but there is no chance in it.
 
         Example:
             >>> loads = ShardLoads(shards=1, half_life_s=math.log(2.0) / 2, now=0.0)
             >>> loads.add(np.zeros(400, int), useful_s=1.0)  # as many as count, all in all
             >>> loads.update(now=1.0)
-            >>> round(loads.noise(tasks=4), 3)
-            0.1
+            >>> round(loads.noise(tasks=4, total=1.0), 3), round(loads.noise(tasks=4, total=2.0), 3)
+            (0.1, 0.05)
         """
-        rows = float(self._rows.sum()) / (self._weight or 1.0)
+        weight = self._weight or 1.0
+        rows = float(self._rows.sum()) / weight
         counted = rows * 2.0 * self._half_life_s / math.log(2.0) / max(1, tasks)
-        return 1.0 / math.sqrt(counted) if counted > _FORGOTTEN else 0.0
+        if counted <= _FORGOTTEN or total <= 0:
+            return 0.0
+        measured = float(self._seconds.sum()) / weight
+        return min(1.0, measured / total) / math.sqrt(counted)
 
     def restart(self, other: ShardLoads) -> None:
         """Go on from the averages of another, which forgets faster; what was before has changed."""
