@@ -86,7 +86,7 @@ def has_nan(key: Any) -> bool:
 
 
 def in_utc(key: Any) -> Any:
-    """The same moments; Python calls a time that a clock shows twice unequal to itself elsewhere."""
+    """The same moments; a time that a clock shows twice is not equal to itself in another zone."""
     if isinstance(key, tuple):
         return tuple(map(in_utc, key))
     return key.astimezone(UTC) if isinstance(key, datetime) and key.tzinfo else key
