@@ -478,21 +478,25 @@ def _trade_one(board: _Board, j: int) -> bool:
 def _trades(
     board: _Board, j: int, source: NodeId, to: NodeId
 ) -> Iterator[tuple[float, int, NodeId, NodeId, int]]:
-    """All ways to bring a core of the executor from a node to another, with what each costs.
+    """All ways to bring a core of the executor from a node to another, if it gains by that.
 
     Of equal ones that is first which brings the partner home, and that last which drives it away.
     """
     cost = board.shift_cost(j, source, to)
+    if cost >= 0:
+        return
     if board.free[to] > 0:
         yield cost, 0, source, to, _FREE
         return
     for g in board.on[to]:
         if g != j and not board.bound[g]:
-            yielding = board.shift_cost(g, to, source)
-            if yielding > 0 and board.have[g] == board.old[g]:
-                yielding *= DISTURBING_PAYS
-            home = board.holdings[g].home
-            yield cost + yielding, (to == home) - (source == home), source, to, g
+            partner = board.holdings[g]
+            if board.have[g] == board.old[g]:  # at rest: what is on one of its cores moves
+                yielding = DISTURBING_PAYS * partner.state_bytes / board.total[g]
+            else:
+                yielding = board.shift_cost(g, to, source)
+            estranged = (to == partner.home) - (source == partner.home)
+            yield cost + yielding, estranged, source, to, g
 
 
 def _require_sane(holdings: Sequence[Holding], nodes: Mapping[NodeId, int]) -> None:
