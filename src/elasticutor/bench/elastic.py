@@ -59,7 +59,7 @@ class Setting:
     seconds: float = 30.0
     warm_up_s: float = 5.0
     chunk_s: float = 0.010
-    tick_s: float = 0.010
+    tick_s: float = 0.005
     latency_target_s: float = 0.1
 
     def __post_init__(self) -> None:
@@ -169,6 +169,7 @@ class ElasticBench:
             "zipf": setting.zipf,
             "seconds": setting.seconds,
             "chunk_ms": setting.chunk_s * 1e3,
+            "tick_ms": setting.tick_s * 1e3,
             **self.machine.as_dict(),
         }
         if len(self.runs) == 1:

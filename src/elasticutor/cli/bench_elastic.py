@@ -58,6 +58,7 @@ def elastic(
         float, typer.Option(min=0.1, help="What the scheduler aims at.")
     ] = 100,
     chunk_ms: Annotated[float, typer.Option(min=0.1, help="Work handed over at once.")] = 10,
+    tick_ms: Annotated[float, typer.Option(min=1, help="Tuples are sent every so often.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
 ) -> None:
     """Throughput and latency of a paradigm, and how soon it has recovered from key shuffles.
@@ -83,6 +84,7 @@ def elastic(
         seconds=seconds,
         warm_up_s=warm_up,
         chunk_s=chunk_ms / 1e3,
+        tick_s=tick_ms / 1e3,
         latency_target_s=latency_target_ms / 1e3,
     )
     rise = _surge(surge) if surge else None
