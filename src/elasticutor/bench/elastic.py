@@ -35,11 +35,9 @@ from elasticutor.sources import Generator, Source
 from elasticutor.topology import Topology
 
 _BIN_S = 0.1
-_HOLD_BINS = 3
+_CALM_BINS = 3
 _CREDIT_BYTES = 16 * 1024
 """A tuple has 24 bytes here and takes a millisecond: the usual 64 KB would be seconds of work."""
-_SURGE_OK_MS = 100.0
-"""A tuple that is older than this has waited in a backlog."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +428,7 @@ def _surge(
         _wait(run, surge.at_s + setting.seconds)
         metrics, timeline = run.metrics(), run.timeline()
         run.cancel()
-    gone = _backlog_gone_s(timeline, started + surge.at_s)
+    gone = _backlog_gone_s(timeline, started, surge, setting.cost_s)
     syncs, migrations = _moves(run)
     changes, quick = _core_changes(run)
     rows = sum(m.rows for m in timeline if m.time > started + surge.at_s)
@@ -453,23 +451,37 @@ def _surge(
     )
 
 
-def _backlog_gone_s(timeline: Sequence[Moment], since: float) -> float:
-    """From the surge until what arrives has not waited: for three intervals in a row, or never.
+def _backlog_gone_s(
+    timeline: Sequence[Moment], started: float, surge: Surge, cost_s: float
+) -> float:
+    """From the surge until no more waits than falls due in a tenth of a second; infinite if never.
+
+    What waits is what was due by a time and is not with the sink then; it has to be so for three
+    intervals in a row.
 
     Example:
-        >>> ages = [5, 900, 1500, 800, 40, 30, 30, 30]
-        >>> moments = [Moment(k * 0.1, 0.1, 100, age / 2, age) for k, age in enumerate(ages)]
-        >>> round(_backlog_gone_s(moments, 0.05), 2)
-        0.35
+        >>> outs = [10, 10, 10, 0, 30, 150, 150, 110, 80]  # of tenths of a second; 80 fall due
+        >>> moments = [Moment(k / 10, 0.1, rows, 1, 1) for k, rows in enumerate(outs, start=1)]
+        >>> _backlog_gone_s(moments, 0.0, Surge(1.0, 8.0, at_s=0.3), cost_s=0.01)
+        0.3
     """
-    after = [moment for moment in timeline if moment.time > since and moment.rows]
-    late = [moment.p99_ms > _SURGE_OK_MS for moment in after]
-    if True not in late:
-        return 0.0
-    for place in range(late.index(True), len(after) - _HOLD_BINS + 1):
-        if not any(late[place : place + _HOLD_BINS]):
-            return after[place].time - since
-    return math.inf
+    done, gone, calm = 0, 0.0, 0
+    for moment in timeline:
+        done += moment.rows
+        since = moment.time - started - surge.at_s
+        if since <= 0:
+            continue
+        more = (surge.after - surge.before) * since
+        due = (surge.before * (moment.time - started) + more) / cost_s
+        if due - done > _BIN_S * surge.after / cost_s:
+            gone, calm = math.inf, 0
+            continue
+        calm += 1
+        if calm == 1 and gone:
+            gone = since
+        if calm == _CALM_BINS and gone:
+            break
+    return round(gone, 3)
 
 
 def _moments(timeline: Sequence[Moment], started: float) -> Iterator[dict[str, float]]:

@@ -380,8 +380,9 @@ class ElasticExecutor:
         leaving = self._crew.leaving
         if math.isinf(threshold) and not leaving and not self.table.shards_of(None):
             return False
+        loads_now = self._data.loads() if loads is None else loads
         plan = plan_reassignments(
-            self._data.loads() if loads is None else loads,
+            loads_now,
             self._moves.planned_owners(),
             {task.id: task.node for task in self._crew.running},
             threshold=threshold,
@@ -389,7 +390,8 @@ class ElasticExecutor:
             pinned=[move.shard for move in self.moves],
             homes=self._moves.homes,
         )
-        for reassignment in plan.moves:
+        # Not all may start at once: those that matter most come first.
+        for reassignment in sorted(plan.moves, key=lambda move: -loads_now[move.shard]):
             forced = reassignment.source is None  # waiting tuples depend on it
             if forced or len(self.moves) < self.config.max_moves:
                 why = (
