@@ -22,9 +22,9 @@ from elasticutor.sources import Generator, HotKey
 from elasticutor.topology import Topology
 
 if TYPE_CHECKING:
+    from elasticutor.core.paradigm import Paradigm
     from elasticutor.runtime.cluster import BaseCluster
     from elasticutor.runtime.run import Run
-    from elasticutor.runtime.scheduling import Paradigm
 
 NODES = 2
 CORES = 4

@@ -10,11 +10,11 @@ import pytest
 from tests.runtime.live import Chain, by_key, folded, started, wait_until
 
 from elasticutor.core.ids import ShardId
+from elasticutor.core.paradigm import Paradigm
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.blueprint import in_paradigm
 from elasticutor.runtime.cluster import ProcessCluster
 from elasticutor.runtime.run import Run
-from elasticutor.runtime.scheduling import Paradigm
 from elasticutor.sinks import MemorySink, NoSink
 from elasticutor.sources import Generator, IterableSource
 from elasticutor.topology import Topology

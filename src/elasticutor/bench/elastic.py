@@ -25,11 +25,11 @@ from elasticutor.bench.shuffle import Outputs
 from elasticutor.bench.width import chunks_of
 from elasticutor.bench.work import Emulate
 from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.paradigm import Paradigm
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.cluster import BaseCluster
 from elasticutor.runtime.ledger import Moment
 from elasticutor.runtime.run import Run
-from elasticutor.runtime.scheduling import Paradigm
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator, Source
 from elasticutor.topology import Topology

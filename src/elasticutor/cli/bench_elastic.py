@@ -12,7 +12,7 @@ from elasticutor.cli.output import note, out, print_json
 
 if TYPE_CHECKING:
     from elasticutor.bench.elastic import ElasticBench, Surge
-    from elasticutor.runtime.scheduling import Paradigm
+    from elasticutor.core.paradigm import Paradigm
 
 _INTERRUPTED = 130
 _COST = re.compile(r"sleep:([0-9.]+)(us|ms|s)")
@@ -108,7 +108,7 @@ def elastic(
 
 
 def _paradigms(given: str) -> list[Paradigm]:
-    from elasticutor.runtime.scheduling import PARADIGMS
+    from elasticutor.core.paradigm import PARADIGMS
 
     names = given.split(",")
     for name in names:

@@ -32,7 +32,7 @@ from elasticutor.demo import (
 from elasticutor.errors import BadValueError
 
 if TYPE_CHECKING:
-    from elasticutor.runtime.scheduling import Paradigm
+    from elasticutor.core.paradigm import Paradigm
 
 _BAR = 40
 _SPARK = " ▁▂▃▄▅▆▇█"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.placement import Placement
 from elasticutor.errors import BadValueError
 from elasticutor.runtime import messages as say
-from elasticutor.runtime.scheduling import Paradigm
 from elasticutor.runtime.specs import (
     ExecutorSpec,
     OperatorSpec,

@@ -26,6 +26,7 @@ from typing import Any, Self
 
 from elasticutor.core.config import LIVE, ExecutorConfig
 from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.paradigm import PARADIGMS, Paradigm
 from elasticutor.core.placement import place
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.blueprint import Blueprint, in_paradigm
@@ -34,7 +35,7 @@ from elasticutor.runtime.hosts import Bootstrap, NodesWanted, host_ends, host_no
 from elasticutor.runtime.hub import ClusterError, Hub
 from elasticutor.runtime.journal import Journal
 from elasticutor.runtime.run import Run
-from elasticutor.runtime.scheduling import PARADIGMS, CoreScheduler, Paradigm
+from elasticutor.runtime.scheduling import CoreScheduler
 from elasticutor.runtime.security import ClusterKeys
 from elasticutor.runtime.specs import Tempo
 from elasticutor.runtime.supervisor import RunPhase, Supervisor

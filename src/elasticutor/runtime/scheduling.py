@@ -14,9 +14,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from elasticutor.core.dealing import Dealing
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.metrics import ExecutorMetrics
 from elasticutor.core.scheduler import Plan, Scheduler, SchedulerConfig
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from elasticutor.runtime.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
-
-Paradigm: TypeAlias = Literal["elastic", "static", "rc", "naive"]
-PARADIGMS: tuple[Paradigm, ...] = ("elastic", "static", "rc", "naive")
 
 _LOOK_S = 0.25
 """How often measurements are looked at; a change that can wait is made every `schedule_s` only."""
@@ -93,10 +91,9 @@ class Interval:
 class _Carrying:
     """A plan that is being carried out."""
 
-    left: dict[tuple[str, Peer], Mapping[NodeId, int]]
-    """The executors that have yet to get their cores."""
+    dealing: Dealing
     until: float
-    nodes: frozenset[NodeId] = field(default_factory=frozenset)
+    nodes: frozenset[NodeId]
 
 
 class CoreScheduler:
@@ -219,29 +216,22 @@ class CoreScheduler:
                 if run is not None and not run.is_over:
                     run.journal.write("plan dropped", run=run.run, reason=overtaken)
             return
-        left: dict[tuple[str, Peer], Mapping[NodeId, int]] = {}
         for named, reason in plan.changed.items():
             name, who = _parts(named)
             run = self._hub.runs[name]
-            target = {node: count for node, count in plan.cores[named].items() if count}
             run.journal.write(
                 "cores planned",
                 executor=who,
                 before=dict(run.cores[who]),
-                cores=target,
+                cores={node: count for node, count in plan.cores[named].items() if count},
                 reason=reason,
                 gain=round(min(plan.gain, 1.0), 4),
                 state_bytes=round(plan.cost_bytes),
                 phi=None if plan.phi == float("inf") else plan.phi,
             )
-            left[name, who] = target
-            kept = {node: min(count, target.get(node, 0)) for node, count in run.cores[who].items()}
-            kept = {node: count for node, count in kept.items() if count}
-            if not kept:  # changes its only core for another: that one must be there first
-                run.set_cores(who, target)
-            elif kept != run.cores[who]:
-                run.set_cores(who, kept)
-        self._carrying = _Carrying(left, time.monotonic() + _GRANT_S, frozenset(nodes))
+        dealing = Dealing({named: plan.cores[named] for named in plan.changed})
+        self._carrying = _Carrying(dealing, time.monotonic() + _GRANT_S, frozenset(nodes))
+        self._order(dealing.give_up(self._promised()))
         self._go_on()
 
     def _overtaken(
@@ -274,41 +264,43 @@ class CoreScheduler:
         if time.monotonic() > carrying.until or not carrying.nodes <= self._hub.nodes.keys():
             self._abandon(carrying)
             return
-        used = self._used()
-        for (name, who), target in list(carrying.left.items()):
+        for named in carrying.dealing.waiting:
+            name, who = _parts(named)
             run = self._hub.runs.get(name)
             if run is None or not run.is_running or who in run.by_hand:
-                del carrying.left[name, who]
-                continue
-            cores = dict(run.cores[who])
-            for node, count in target.items():
-                room = self._hub.nodes[node].cores - used[node]
-                more = min(count - cores.get(node, 0), room)
-                if more > 0:
-                    cores[node] = cores.get(node, 0) + more
-                    used[node] += more
-            if cores != run.cores[who]:
-                run.set_cores(who, cores)
-            if cores == target:
-                del carrying.left[name, who]
-        if not carrying.left:
+                carrying.dealing.forget(named)
+        nodes = {node: up.cores for node, up in self._hub.nodes.items()}
+        self._order(carrying.dealing.grant(self._promised(), self._occupied(), nodes))
+        if carrying.dealing.done:
             self._carrying = None
 
-    def _used(self) -> Counter[NodeId]:
-        """Cores of every node that a task is on, or that are promised."""
-        used: Counter[NodeId] = Counter()
-        for run in self._hub.runs.values():
-            if run.is_over:
-                continue
-            for who, cores in run.cores.items():
-                there = Counter(seen.node for seen in run.ledger.tasks(who).values())
-                for node in {*there, *cores}:
-                    used[node] += max(there[node], cores.get(node, 0))
-        return used
+    def _order(self, cores: Mapping[Peer, Mapping[NodeId, int]]) -> None:
+        for named, wanted in cores.items():
+            name, who = _parts(named)
+            self._hub.runs[name].set_cores(who, wanted)
+
+    def _promised(self) -> dict[Peer, Mapping[NodeId, int]]:
+        """What every executor on the cluster has been told to have."""
+        return {
+            _named(name, who): cores
+            for name, run in self._hub.runs.items()
+            if not run.is_over
+            for who, cores in run.cores.items()
+        }
+
+    def _occupied(self) -> dict[Peer, Mapping[NodeId, int]]:
+        """Where it has tasks, those about to leave included."""
+        return {
+            _named(name, who): Counter(seen.node for seen in run.ledger.tasks(who).values())
+            for name, run in self._hub.runs.items()
+            if not run.is_over
+            for who in run.cores
+        }
 
     def _abandon(self, carrying: _Carrying) -> None:
         self._carrying = None
-        for name, who in carrying.left:
+        for named in carrying.dealing.waiting:
+            name, who = _parts(named)
             run = self._hub.runs.get(name)
             if run is not None and not run.is_over:
                 reason = f"{who} did not get its cores within {_GRANT_S:g} s"

@@ -24,6 +24,7 @@ import pyarrow as pa
 from elasticutor.core import coordinator as co
 from elasticutor.core import instructions as do
 from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.placement import Placement
 from elasticutor.errors import ElasticutorError, ProtocolError
 from elasticutor.runtime import messages as say
@@ -35,7 +36,7 @@ from elasticutor.runtime.journal import Journal
 from elasticutor.runtime.ledger import Ledger
 from elasticutor.runtime.packets import open_batch
 from elasticutor.runtime.repartitioning import ANSWERS, Lead
-from elasticutor.runtime.scheduling import Interval, Paradigm
+from elasticutor.runtime.scheduling import Interval
 from elasticutor.sinks import Writer
 from elasticutor.topology import Plan, StagePlan
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.ids import NodeId
+from elasticutor.core.paradigm import Paradigm
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.cluster import (
     LATENCY_TARGET_S,
@@ -19,7 +20,6 @@ from elasticutor.runtime.cluster import (
 from elasticutor.runtime.hosts import GIB, NodesWanted
 from elasticutor.runtime.hub import ClusterError
 from elasticutor.runtime.run import Run
-from elasticutor.runtime.scheduling import Paradigm
 from elasticutor.runtime.supervisor import RunError, Supervisor
 from elasticutor.spark.jobs import EndsTask, LongJob, NodesTask
 from elasticutor.spark.session import Offer, offer_of, require_session

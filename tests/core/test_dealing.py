@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticutor.core.dealing import Dealing
+from elasticutor.core.ids import NodeId, Peer
+
+A, B = Peer("a"), Peer("b")
+N, M = NodeId("n"), NodeId("m")
+
+
+def test_cores_are_given_up_before_anything_is_granted() -> None:
+    dealing = Dealing({A: {N: 3}, B: {N: 1}})
+    has = {A: {N: 1}, B: {N: 3}}
+    assert dealing.give_up(has) == {B: {N: 1}}
+
+
+def test_a_core_is_granted_only_when_the_task_on_it_is_gone() -> None:
+    dealing = Dealing({A: {N: 3}})
+    promised = {A: {N: 1}, B: {N: 1}}
+    assert dealing.grant(promised, {A: {N: 1}, B: {N: 3}}, {N: 4}) == {}
+    assert dealing.grant(promised, {A: {N: 1}, B: {N: 2}}, {N: 4}) == {A: {N: 2}}
+    promised[A] = {N: 2}
+    assert not dealing.done
+    assert dealing.waiting == (A,)
+    assert dealing.grant(promised, {A: {N: 1}, B: {N: 1}}, {N: 4}) == {A: {N: 3}}
+    assert dealing.done
+
+
+def test_what_is_promised_and_not_there_yet_is_not_granted_twice() -> None:
+    dealing = Dealing({A: {N: 2}, B: {N: 2}})
+    promised = {A: {N: 1}, B: {N: 1}}
+    there = {A: {N: 1}, B: {N: 1}}
+    assert dealing.grant(promised, there, {N: 3}) == {A: {N: 2}}
+    promised[A] = {N: 2}
+    assert dealing.grant(promised, there, {N: 3}) == {}
+
+
+def test_one_that_changes_its_only_core_for_another_gets_that_at_once() -> None:
+    dealing = Dealing({A: {M: 1}, B: {N: 1}})
+    assert dealing.give_up({A: {N: 1}, B: {M: 1}}) == {A: {M: 1}, B: {N: 1}}
+    assert dealing.done
+
+
+def test_an_executor_that_is_forgotten_gets_nothing_more() -> None:
+    dealing = Dealing({A: {N: 2}})
+    dealing.forget(A)
+    assert dealing.done
+    assert dealing.grant({A: {N: 1}}, {}, {N: 8}) == {}
+
+
+def test_cores_on_a_node_that_is_gone_are_never_granted() -> None:
+    dealing = Dealing({A: {N: 1, M: 1}})
+    assert dealing.grant({A: {N: 1}}, {A: {N: 1}}, {N: 4}) == {}
+    assert not dealing.done
+
+
+cores = st.dictionaries(st.sampled_from([N, M, NodeId("o")]), st.integers(0, 3), min_size=1)
+holdings = st.lists(st.tuples(cores, cores), min_size=1, max_size=4)
+
+
+@given(holdings)
+def test_every_plan_that_fits_is_carried_out_and_no_node_gives_more_than_it_has(
+    changes: list[tuple[dict[NodeId, int], dict[NodeId, int]]],
+) -> None:
+    some = {NodeId("o"): 1}
+    has = {
+        Peer(str(k)): {n: c for n, c in old.items() if c} or some
+        for k, (old, _) in enumerate(changes)
+    }
+    wants = {
+        Peer(str(k)): {n: c for n, c in new.items() if c} or some
+        for k, (_, new) in enumerate(changes)
+    }
+    nodes: Counter[NodeId] = Counter()
+    for each in (has, wants):
+        total: Counter[NodeId] = Counter()
+        for mine in each.values():
+            total.update(mine)
+        nodes |= total
+    dealing = Dealing(wants)
+    swapping = {who for who in has if not set(has[who]) & set(wants[who])}
+    promised = {who: dict(mine) for who, mine in has.items()}
+    promised |= dealing.give_up(promised)
+    there = dict(promised)  # everybody has left
+    while not dealing.done:
+        orders = dealing.grant(promised, there, nodes)
+        assert orders or dealing.done
+        promised |= orders
+        used: Counter[NodeId] = Counter()
+        for mine in promised.values():
+            used.update(mine)
+        assert swapping or all(used[node] <= nodes[node] for node in used)
+        there = dict(promised)
+    assert promised == wants
