@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from elasticutor import __version__
-from elasticutor.cli import bench, check, demo
+from elasticutor.cli import bench, check, demo, sim
 from elasticutor.cli.output import note
 from elasticutor.errors import ElasticutorError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
 )
 app.command("check")(check.check)
 app.command("demo")(demo.demo)
+app.command("sim")(sim.sim)
 app.add_typer(bench.app, name="bench")
 
 

@@ -1,0 +1,144 @@
+"""What the processes of the simulated cluster share: turns, cores, and state on its way."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.parts import Part
+from elasticutor.sim.loop import Loop
+from elasticutor.sim.machines import HEADER_BYTES, SLICE_BYTES, Links, Machines
+from elasticutor.sim.measures import Recorder
+from elasticutor.sim.workload import FloatArray, IntArray
+
+
+class Content:
+    """Tuples on their way: when each was due, or all of them, and their keys."""
+
+    __slots__ = ("births", "keys")
+
+    def __init__(self, births: FloatArray | float, keys: IntArray) -> None:
+        self.births = births
+        self.keys = keys
+
+
+class World:
+    """What everything on the simulated cluster shares.
+
+    Args:
+        machines: What the cluster is made of.
+        loop: Its time.
+        recorder: Who takes notes.
+        work_s: How long a task works on so many tuples.
+        tuple_bytes: The size of a tuple.
+        shard_bytes: The size of a shard's state.
+    """
+
+    def __init__(
+        self,
+        machines: Machines,
+        loop: Loop,
+        recorder: Recorder,
+        *,
+        work_s: Callable[[int], float],
+        tuple_bytes: int,
+        shard_bytes: int,
+    ) -> None:
+        self.machines = machines
+        self.loop = loop
+        self.links = Links(loop, machines)
+        self.recorder = recorder
+        self.work_s = work_s
+        self.tuple_bytes = tuple_bytes
+        self.shard_bytes = shard_bytes
+        self.number = {name: number for number, name in enumerate(machines.names)}
+        """Of every node."""
+        self.grants: dict[Peer, tuple[int, Callable[[tuple[Peer, int]], None]]] = {}
+        """The node of every upstream, and who takes credits there."""
+        self.core_freed: Callable[[NodeId], None] = _nothing
+        """Told when a task has ended and its core is free."""
+        self.watch: Callable[[Peer, list[Part]], None] | None = None
+        """Sees all tuples that are done, in the order in which their results arrive."""
+
+
+class Process:
+    """A process that takes one message at a time; each costs it some time."""
+
+    def __init__(self, world: World, node: int) -> None:
+        self.world = world
+        self.node = node
+        self._loop = world.loop
+        self._message_s = world.machines.message_s
+        self._inbox: deque[Any] = deque()
+        self._free_at = world.loop.now
+
+    def take(self, message: Any) -> None:
+        """A message has arrived."""
+        if self._inbox or self._loop.now < self._free_at:
+            self._inbox.append(message)
+            if len(self._inbox) == 1:
+                self._loop.at(self._free_at, self._next)
+        else:
+            self._free_at = self._loop.now + self._message_s
+            self.handle(message)
+
+    def _next(self, _: None) -> None:
+        message = self._inbox.popleft()
+        self._free_at = self._loop.now + self._message_s
+        self.handle(message)
+        if self._inbox:
+            self._loop.at(self._free_at, self._next)
+
+    def handle(self, message: Any) -> None:
+        """Do what the message asks for; answers leave when its time has passed."""
+        raise NotImplementedError
+
+    def send(self, process: Process, message: Any, size: int = HEADER_BYTES) -> None:
+        """Send to another process."""
+        self.world.links.send(self._free_at, self.node, process.node, size, process.take, message)
+
+
+class TaskServer:
+    """A task's process on its core."""
+
+    __slots__ = ("free_at", "node")
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+        self.free_at = -math.inf
+
+    def serve(self, arrival: float, work_s: float) -> float:
+        """Work on what arrives then, behind all that came before; returns when it is done."""
+        free = self.free_at
+        self.free_at = end = (max(arrival, free)) + work_s
+        return end
+
+
+def send_state(
+    world: World, source: int, destination: int, size: int, arrived: Callable[[None], None]
+) -> None:
+    """Send state from node to node; a slice at a time, so that others get in between."""
+    links, loop = world.links, world.loop
+
+    def send(left: int) -> None:
+        piece = min(left, SLICE_BYTES)
+        last = piece == left
+        gone = links.send(
+            loop.now,
+            source,
+            destination,
+            piece + HEADER_BYTES,
+            arrived if last else _nothing,
+            None,
+        )
+        if not last:
+            loop.at(gone, send, left - piece)
+
+    send(size)
+
+
+def _nothing(_: Any) -> None:
+    """Nobody cares: a slice that is not the last has arrived, or a core is free."""

@@ -1,0 +1,275 @@
+"""Whole runs on small simulated clusters."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elasticutor.core import events as ev
+from elasticutor.core.ids import Peer
+from elasticutor.core.paradigm import PARADIGMS, Paradigm
+from elasticutor.core.parts import Part
+from elasticutor.sim.cluster import SimulatedCluster
+from elasticutor.sim.experiment import Experiment
+from elasticutor.sim.machines import LOCAL_S, Machines
+from elasticutor.sim.report import Report, report
+
+SMALL = Experiment(
+    machines=Machines(nodes=2, cores=4),
+    executors=2,
+    shards=64,
+    upstreams=3,
+    keys=300,
+    zipf=0.8,
+    omega=0,
+    seconds=2.0,
+    warmup_s=1.0,
+)
+DRAINED_S = 5.0
+
+
+def finished(experiment: Experiment, **options: Any) -> SimulatedCluster:
+    cluster = SimulatedCluster(experiment, **options)
+    cluster.run()
+    return cluster
+
+
+@cache
+def saturated(paradigm: Paradigm) -> Report:
+    """A run of each paradigm with all that it takes, and keys that are not shuffled."""
+    return report(finished(replace(SMALL, paradigm=paradigm, warmup_s=3.0)))
+
+
+# The same run every time --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("paradigm", PARADIGMS)
+def test_equal_seeds_give_equal_runs_to_the_last_event(paradigm: Paradigm) -> None:
+    experiment = replace(SMALL, paradigm=paradigm, omega=120, seconds=0.7, exponential=True)
+    seals, figures = [], []
+    for seed in (7, 7, 8):
+        cluster = finished(replace(experiment, seed=seed), sealed=True)
+        seals.append((cluster.loop.seal, cluster.loop.events))
+        told = report(cluster).as_dict()
+        figures.append({k: v for k, v in told.items() if not k.startswith("wall") and k != "seed"})
+    assert seals[0] == seals[1] != seals[2]
+    assert figures[0] == figures[1] != figures[2]
+
+
+def test_a_run_does_not_depend_on_how_python_hashes_strings() -> None:
+    words = "sim --nodes 2 --cores 3 --executors 2 --upstreams 2 --seconds 1 --warmup 1 --omega 60"
+    told = [
+        subprocess.run(
+            [sys.executable, "-m", "elasticutor", *words.split(), "--rate", "4000", "--json"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert _without_wall_time(told[0]) == _without_wall_time(told[1])
+
+
+def _without_wall_time(text: str) -> list[str]:
+    return [line for line in text.splitlines() if "wall_s" not in line]
+
+
+# Nothing is lost, and order is kept ---------------------------------------------------------------
+
+
+class Watcher:
+    """Notes every tuple that is done: its executor, source, key and time of birth."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self.births: dict[tuple[Peer, int], list[float]] = defaultdict(list)
+        self.done = 0
+        cluster.world.watch = self.watch
+
+    def watch(self, executor: Peer, parts: list[Part]) -> None:
+        for part in parts:
+            content, source = part.batch.content, part.batch.upstream
+            keys, births = content.keys[part.rows].tolist(), content.births[part.rows].tolist()
+            self.done += len(keys)
+            for key, birth in zip(keys, births, strict=True):
+                self.births[source, key].append(birth)
+
+
+@pytest.mark.parametrize("paradigm", PARADIGMS)
+def test_every_tuple_is_done_once_and_in_order_whatever_moves(paradigm: Paradigm) -> None:
+    experiment = replace(SMALL, paradigm=paradigm, omega=90, rate=6000.0, zipf=1.0)
+    cluster = SimulatedCluster(experiment)
+    watcher = Watcher(cluster)
+    cluster.run()
+    if cluster.allotment is not None:
+        cluster.allotment.stop()
+    cluster.loop.run(experiment.end_s + DRAINED_S)
+    cut = sum(sum(upstream.cut) for upstream in cluster.upstreams)
+    assert cut == pytest.approx(experiment.rate * experiment.end_s, rel=0.05)
+    assert watcher.done == cut == sum(host.processed for host in cluster.hosts)
+    assert all(host.core.inside_rows == 0 for host in cluster.hosts)
+    assert all(births == sorted(births) for births in watcher.births.values())
+    moved = sum(one.shards for one in cluster.recorder.moved)
+    assert (moved > 0) == (paradigm != "static")
+
+
+@pytest.mark.parametrize("paradigm", PARADIGMS)
+def test_what_is_cut_and_not_done_is_inside_or_under_way(paradigm: Paradigm) -> None:
+    cluster = finished(replace(SMALL, paradigm=paradigm, omega=30))
+    for number, host in enumerate(cluster.hosts):
+        cut = sum(upstream.cut[number] for upstream in cluster.upstreams)
+        assert 0 <= host.core.inside_rows <= cut - host.processed
+    assert all(host.core.starving() == [] for host in cluster.hosts)
+
+
+def test_all_that_was_done_is_in_the_timeline() -> None:
+    cluster = finished(SMALL)
+    recorder = cluster.recorder
+    done = sum(host.processed for host in cluster.hosts)
+    assert recorder.done + recorder.done_before == done
+    assert sum(moment.throughput for moment in recorder.moments) / 10 == pytest.approx(done)
+    assert recorder.latency.count == recorder.done
+    assert len(recorder.measured) == 20
+
+
+# What the paradigms are good for ------------------------------------------------------------------
+
+
+def test_static_moves_nothing() -> None:
+    static = saturated("static")
+    assert (static.reassignments, static.core_moves, static.state_migrated_mb_s) == (0, 0, 0)
+    assert all(moment.cores == 8 for moment in static.timeline)
+
+
+def test_elastic_beats_static_at_saturation() -> None:
+    static, elastic = saturated("static"), saturated("elastic")
+    assert static.saturated
+    assert elastic.saturated
+    assert elastic.throughput > 1.2 * static.throughput
+    assert elastic.throughput <= min(elastic.ideal, elastic.bound) * 1.05
+
+
+def test_repartitioning_beats_static_and_takes_longer_to_synchronise_than_elastic() -> None:
+    assert saturated("rc").throughput > 1.1 * saturated("static").throughput
+    moving = replace(SMALL, omega=60)
+    rc, elastic = (report(finished(replace(moving, paradigm=name))) for name in ("rc", "elastic"))
+    assert rc.reassignments > 0
+    assert rc.sync_ms_p50 > 2 * elastic.sync_ms_p50
+
+
+@pytest.mark.parametrize("exponential", [False, True])
+def test_cores_are_busy_for_as_long_as_tuples_cost(exponential: bool) -> None:
+    # Nobody measures a static executor before the end.
+    experiment = replace(SMALL, paradigm="static", rate=3000.0, exponential=exponential, zipf=0.0)
+    cluster = finished(experiment)
+    measured = [host.core.measure(cluster.loop.now) for host in cluster.hosts]
+    rows = sum(metrics.rows_processed for metrics in measured)
+    useful = sum(metrics.useful_s for metrics in measured)
+    assert useful == pytest.approx(rows * experiment.cost_s, rel=0.05 if exponential else 1e-6)
+
+
+# Latency ------------------------------------------------------------------------------------------
+
+CALM = replace(SMALL, rate=60.0, upstreams=1, zipf=0.0, seconds=10.0)
+
+
+def test_latency_of_a_calm_run_is_the_work_and_the_messages() -> None:
+    machines = Machines(nodes=1, cores=2, message_s=0.0001)
+    calm = report(finished(replace(CALM, machines=machines, executors=1)))
+    tick_ms, work_ms = 2.0, 1.0
+    expected = tick_ms / 2 + work_ms + 0.1 + 3 * LOCAL_S * 1e3
+    assert calm.latency_mean_ms == pytest.approx(expected, rel=0.1)
+    assert not calm.saturated
+
+
+def test_a_message_waits_for_the_process_that_takes_it() -> None:
+    quick = Machines(nodes=1, cores=2, message_s=0.0001)
+    slow = replace(quick, message_s=0.002)
+    latencies = [
+        report(finished(replace(CALM, machines=machines, executors=1))).latency_mean_ms
+        for machines in (quick, slow)
+    ]
+    assert latencies[1] - latencies[0] > 1.9
+
+
+def test_a_remote_task_costs_latency_and_bytes() -> None:
+    near = Machines(nodes=1, cores=2, latency_s=0.002)
+    far = Machines(nodes=2, cores=1, latency_s=0.002)
+    here, there = (
+        report(finished(replace(CALM, machines=machines, executors=1))) for machines in (near, far)
+    )
+    assert here.remote_mb_s == 0
+    assert there.remote_mb_s > 0
+    # Half of the tuples go to the other node and come back.
+    assert there.latency_mean_ms - here.latency_mean_ms == pytest.approx(2.0, abs=0.4)
+
+
+def test_sources_that_cannot_send_what_is_due_are_reported() -> None:
+    flooded = report(finished(replace(SMALL, rate=9000.0)))
+    assert flooded.saturated
+    assert flooded.latency_p99_ms > 100
+
+
+# What else happens --------------------------------------------------------------------------------
+
+
+def test_keys_are_shuffled_at_the_right_times() -> None:
+    cluster = SimulatedCluster(replace(SMALL, omega=60, rate=100.0))
+    tables = []
+    cluster.run(lambda now: tables.append((round(now, 6), cluster.space.key_of_rank.copy())))
+    changed = [
+        now for (_, before), (now, after) in pairwise(tables) if not np.array_equal(before, after)
+    ]
+    assert cluster.shuffles == [1.5, 2.5]
+    assert changed == [1.5, 2.5]
+
+
+def test_state_that_moves_between_nodes_crosses_the_links() -> None:
+    experiment = replace(SMALL, executors=1, omega=60, rate=5000.0, zipf=1.0)
+    few, many = (
+        report(finished(replace(experiment, state_bytes=size))) for size in (1024, 1024 * 1024)
+    )
+    assert few.state_migrated_mb_s > 0
+    assert many.state_migrated_mb_s > 100 * few.state_migrated_mb_s
+    assert many.sync_ms_p50 < 30  # the copy goes ahead of the pause
+
+
+def test_an_executor_that_shares_a_node_never_has_more_cores_than_there_are() -> None:
+    cluster = SimulatedCluster(replace(SMALL, omega=60, zipf=1.2))
+    most = 0
+
+    def look(now: float) -> None:
+        nonlocal most
+        for node in cluster.experiment.machines.names:
+            most = max(most, sum(host.occupied[node] for host in cluster.hosts))
+
+    cluster.run(look)
+    assert most == 4
+
+
+def test_a_shard_that_nobody_touches_moves_ahead_of_the_pause_with_nothing_left_to_send() -> None:
+    machines = Machines(nodes=2, cores=1)
+    cluster = finished(replace(CALM, machines=machines, executors=1, seconds=1.0))
+    assert cluster.allotment is not None
+    cluster.allotment.stop()
+    host, loop = cluster.hosts[0], cluster.loop
+    near, far = sorted(host.core.tasks)
+    shard = host.core.table.shards_of(near)[0]
+    host.tell(ev.MoveAsked(shard, far))
+    loop.run(loop.now + 1.0)
+    moved = cluster.recorder.moved[-1]
+    assert host.core.table.owner(shard) == far
+    assert moved.remote == 1
+    assert moved.size == cluster.experiment.state_bytes
+    assert moved.sync_s < 0.001  # the label and its answer, on a task that has nothing to do
+    assert moved.migration_s < 0.001  # an order, an empty rest and a word that it is there
