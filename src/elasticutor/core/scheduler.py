@@ -4,25 +4,29 @@ A round goes from demand (`core.demand`) to numbers of cores (`core.allocation`)
 themselves (`core.assignment`). Around these the scheduler keeps still as long as it can:
 
 - An executor keeps what it has while that lies between what its demand calls for and what it would
-  call for with a reserve on top. Only below does it get more, only above does it give.
-- A change that gains less than a margin is not made; one that gains much is made at once, also
-  between two rounds.
-- After a change an executor is left alone for a cool-down, unless much is at stake.
+  call for with a reserve on top. Only below does it get more, only above does it give; but nobody
+  gives for nothing where the reserve would take all cores there are.
+- A change that gains less than a margin is not made. One that gains much is made at once, also
+  between two rounds, if what was measured cannot be chance.
+- After a change an executor is left alone for a cool-down, and so is one that is new, unless much
+  is at stake, or others need what it has too much of.
 
 What is gained is measured on what the allocation minimises: the expected latency, or, where the
-demand exceeds the cores, the work per core of whoever has the most.
+demand exceeds the cores, the work per core of whoever has the most. Where executors outnumber
+cores it is the work per core of the executor or node that has the most.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from heapq import heapify, heappop, heappush, heapreplace
 
-from elasticutor.core.allocation import Allocation, Demand, Job, allocate
+from elasticutor.core.allocation import FULL, Allocation, Demand, Job, allocate
 from elasticutor.core.assignment import Assignment, Holding, assign, assign_naively
-from elasticutor.core.demand import HORIZON_S, Load, job_of, loads_of
+from elasticutor.core.demand import HORIZON_S, Load, job_of, loads_of, offered_rate
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.queueing import network_sojourn_s, sojourn_s
 from elasticutor.core.seen import ExecutorSeen, TopologySeen
@@ -53,6 +57,12 @@ class SchedulerConfig:
 
     phi: float = 512 * 1024.0
     """Bytes per second and core from which an executor counts as data-intensive (paper 4.2)."""
+
+    gives_back: bool = False
+    """Whether executors give up cores that nobody else needs, as the paper has it.
+
+    Here a core that is given up stays idle, and giving it up moves shards for nothing.
+    """
 
     naive: bool = False
     """Whether migration costs and locality are ignored (the paper's naive-EC)."""
@@ -88,6 +98,8 @@ class _Memory:
     """What is remembered of an executor from round to round."""
 
     work: float
+    since: float
+    """When it was first seen."""
     changed_at: float = -math.inf
 
 
@@ -101,6 +113,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig | None = None) -> None:
         self.config = config or SchedulerConfig()
         self._memory: dict[Peer, _Memory] = {}
+        self._entry_rates: dict[str, float] = {}
         self._round_at = -math.inf
 
     def decide(
@@ -116,272 +129,471 @@ class Scheduler:
         Raises:
             BadValueError: There are no cores, or a measurement cannot be.
         """
-        executors = {seen.name: seen for topology in topologies for seen in topology.executors}
-        if not executors:
+        config = self.config
+        cluster = _Cluster.seen(nodes, topologies)
+        if not cluster.executors:
             return None
-        loads = {
-            who: load
-            for topology in topologies
-            for who, load in loads_of(topology, self.config.horizon_s).items()
-        }
-        due = now - self._round_at >= self.config.interval_s * 0.99
-        fresh = self._propose(nodes, topologies, executors, loads)
-        urgent = fresh.gain >= self.config.urgent or fresh.unplaced
-        smooth = self._smoothed(executors, loads, start_anew=urgent)
-        if not urgent:
-            if not due:
+        loads: dict[Peer, Load] = {}
+        entry_rates: dict[str, float] = {}
+        for topology in topologies:
+            loads |= loads_of(topology, config.horizon_s)
+            offered = (offered_rate(source, config.horizon_s) for source in topology.sources)
+            entry_rates[topology.name] = sum(offered)
+        proposal = _Proposal(cluster, topologies, loads, entry_rates, config)
+        urgent = cluster.unplaced or proposal.certain_gain >= config.urgent
+        if urgent:
+            self._remember(now, loads, entry_rates, weight=1.0)
+        else:
+            self._remember(now, loads, entry_rates, weight=_SMOOTHING)
+            if now - self._round_at < config.interval_s * 0.99:
                 return None
-            fresh = self._propose(nodes, topologies, executors, smooth)
-            urgent = fresh.gain >= self.config.urgent
+            smooth = self._smoothed(loads)
+            proposal = _Proposal(cluster, topologies, smooth, self._entry_rates, config)
+            urgent = proposal.certain_gain >= config.urgent
         self._round_at = now
-        wanted = self._wanted(now, fresh, executors, urgent)
-        return self._plan(now, nodes, executors, fresh, wanted)
+        if cluster.crowded:
+            return self._share_out(now, proposal, urgent)
+        return self._deal_out(now, proposal, urgent)
 
-    # What the demand calls for
-
-    def _smoothed(
-        self, executors: Mapping[Peer, ExecutorSeen], loads: Mapping[Peer, Load], start_anew: bool
-    ) -> dict[Peer, Load]:
-        """The loads over the last few calls; from now only, where they have clearly changed."""
-        smooth: dict[Peer, Load] = {}
+    def _remember(
+        self,
+        now: float,
+        loads: Mapping[Peer, Load],
+        entry_rates: Mapping[str, float],
+        weight: float,
+    ) -> None:
+        """Take a measurement in, with so much weight against those before."""
+        for who in self._memory.keys() - loads.keys():
+            del self._memory[who]
         for who, load in loads.items():
             memory = self._memory.get(who)
             if memory is None:
-                memory = self._memory[who] = _Memory(load.useful_work)
-            elif start_anew:
-                memory.work = load.useful_work
+                self._memory[who] = _Memory(load.useful_work, since=now)
             else:
-                memory.work += _SMOOTHING * (load.useful_work - memory.work)
-            smooth[who] = replace(load, useful_work=memory.work)
-        for who in self._memory.keys() - executors.keys():
-            del self._memory[who]
+                memory.work += weight * (load.useful_work - memory.work)
+        before = self._entry_rates
+        self._entry_rates = {
+            name: before.get(name, rate) + weight * (rate - before.get(name, rate))
+            for name, rate in entry_rates.items()
+        }
+
+    def _smoothed(self, loads: Mapping[Peer, Load]) -> dict[Peer, Load]:
+        """The loads over the last few calls."""
+        smooth: dict[Peer, Load] = {}
+        for who, load in loads.items():
+            work = self._memory[who].work
+            certain = work * (load.certain_work / load.useful_work) if load.useful_work else 0.0
+            smooth[who] = Load(load.arrival_rate, load.service_rate, work, load.shards, certain)
         return smooth
 
-    def _propose(
-        self,
-        nodes: Mapping[NodeId, int],
-        topologies: Sequence[TopologySeen],
-        executors: Mapping[Peer, ExecutorSeen],
-        loads: Mapping[Peer, Load],
-    ) -> _Proposal:
-        total = sum(nodes.values())
-        jobs = [job_of(topology, loads) for topology in topologies]
-        need = allocate(jobs, total)
-        have = {
-            who: sum(count for node, count in seen.cores.items() if node in nodes)
-            for who, seen in executors.items()
-        }
-        gain = max((_gain(job, have, need) for job in jobs), default=0.0)
-        return _Proposal(jobs, loads, need, have, gain, total)
+    # Where there is a core for everybody
 
-    def _wanted(
-        self,
-        now: float,
-        proposal: _Proposal,
-        executors: Mapping[Peer, ExecutorSeen],
-        urgent: bool,
-    ) -> dict[Peer, int]:
+    def _deal_out(self, now: float, proposal: _Proposal, urgent: bool) -> Plan | None:
+        cluster = proposal.cluster
+        wanted = self._wanted(now, proposal, urgent)
+        if wanted == cluster.have and not cluster.adrift:
+            return None  # numbers as they are: locality alone is not worth a move
+        assignment = _assigned(cluster, wanted, cluster.nodes, self.config)
+        return self._plan(now, proposal, urgent, assignment, assignment.cores, frozenset())
+
+    def _wanted(self, now: float, proposal: _Proposal, urgent: bool) -> dict[Peer, int]:
         """Numbers of cores: what is needed, or what an executor has if that is near enough."""
-        config = self.config
-        need, have = proposal.need.cores, proposal.have
-        wanted: dict[Peer, int] = {}
-        worth_it = urgent or proposal.gain >= config.margin or proposal.unplaced
-        for who in executors:
-            least = max(1, int(need[who]))
+        config, cluster, need = self.config, proposal.cluster, proposal.need.cores
+        wanted = dict(cluster.have)
+        growing, giving = [], []
+        worth_it = urgent or proposal.gain >= config.margin
+        for who, have in cluster.have.items():
             memory = self._memory[who]
-            work = proposal.loads[who].useful_work
-            most = least + int((1 + config.reserve) * work) - int(work)
-            cooling = now - memory.changed_at < config.cooldown_s and not urgent
-            if not have[who]:
-                wanted[who] = least
-            elif cooling or (have[who] < least and not worth_it):
-                wanted[who] = have[who]
-            elif have[who] < least:
-                wanted[who] = most
-            else:
-                wanted[who] = min(have[who], most)
-        over = sum(wanted.values()) - proposal.total
-        if over > 0 and not proposal.crowded:
-            self._trim(wanted, need, over)
+            left_alone = now - memory.changed_at < config.cooldown_s
+            is_new = now - memory.since < config.cooldown_s
+            if have < need[who]:
+                if not have or (worth_it and (urgent or not left_alone)):
+                    growing.append(who)
+            elif config.gives_back and have > need[who] and not left_alone and not is_new:
+                giving.append(who)
+        if growing or giving:
+            roomy = proposal.with_reserve().cores
+            for who in growing:
+                wanted[who] = int(max(need[who], roomy[who]))
+            if sum(roomy.values()) < cluster.total:
+                for who in giving:
+                    wanted[who] = min(wanted[who], int(max(need[who], roomy[who])))
+        over = sum(wanted.values()) - cluster.total
+        if over > 0:
+            _trim(wanted, need, cluster.have, over)
         return wanted
 
-    def _trim(self, wanted: dict[Peer, int], need: Mapping[Peer, float], over: int) -> None:
-        """Let those give who have more than they need, the largest surplus first."""
-        for _ in range(over):
-            who = max(wanted, key=lambda who: (wanted[who] - need[who], who))
-            wanted[who] -= 1
+    # Where executors outnumber cores
 
-    # Which cores
+    def _share_out(self, now: float, proposal: _Proposal, urgent: bool) -> Plan | None:
+        config, cluster = self.config, proposal.cluster
+        astray = cluster.adrift or urgent
+        if not astray and proposal.gain < config.margin:
+            return None
+        layout = proposal.layout
+        changing = (who for who, old in cluster.cores.items() if old != layout.cores[who])
+        if not astray and any(
+            now - self._memory[who].changed_at < config.cooldown_s for who in changing
+        ):
+            return None
+        return self._plan(now, proposal, urgent, layout.assignment, layout.cores, layout.shared)
 
     def _plan(
         self,
         now: float,
-        nodes: Mapping[NodeId, int],
-        executors: Mapping[Peer, ExecutorSeen],
         proposal: _Proposal,
-        wanted: Mapping[Peer, int],
+        urgent: bool,
+        assignment: Assignment,
+        cores: Mapping[Peer, Mapping[NodeId, int]],
+        shared: frozenset[Peer],
     ) -> Plan | None:
-        shared, room, wanted = _share(nodes, executors, proposal, wanted)
-        holdings = [
-            Holding(
-                who,
-                seen.home,
-                dict(seen.cores),
-                wanted[who],
-                seen.metrics.state_bytes,
-                seen.metrics.data_intensity,
-            )
-            for who, seen in executors.items()
-            if who not in shared
-        ]
-        if all(
-            holding.wanted == proposal.have[holding.executor] for holding in holdings
-        ) and not any(_astray(executors[who], nodes) for who in executors):
-            return None  # numbers as they are: locality alone is not worth a move
-        assignment = _assigned(holdings, room, self.config)
-        cores = {**assignment.cores, **{who: {executors[who].home: 1} for who in shared}}
-        changed = {
-            who: self._reason(seen, cores[who], proposal)
-            for who, seen in executors.items()
-            if dict(seen.cores) != dict(cores[who])
-        }
+        cluster = proposal.cluster
+        changed = [who for who, old in cluster.cores.items() if old != cores[who]]
         if not changed:
             return None
         for who in changed:
             self._memory[who].changed_at = now
         return Plan(
             cores,
-            changed,
-            frozenset(shared),
-            proposal.gain,
+            proposal.reasons(changed, cores, shared),
+            shared,
+            max(0.0, proposal.certain_gain if urgent else proposal.gain),
             assignment.cost_bytes,
             assignment.phi,
         )
-
-    def _reason(self, seen: ExecutorSeen, cores: Mapping[NodeId, int], proposal: _Proposal) -> str:
-        work = proposal.loads[seen.name].useful_work
-        old, new = sum(seen.cores.values()), sum(cores.values())
-        job = next(job for job in proposal.jobs if _has(job, seen.name))
-        what = f"{old} → {new} cores" if old != new else f"{new} cores, elsewhere"
-        return f"{what}: {work:.2f} cores of work; {proposal.need.reason[job.name]}"
 
 
 _SMOOTHING = 0.5  # weight of the newest measurement
 
 
 @dataclass(frozen=True, slots=True)
-class _Proposal:
-    """What the demand calls for, and how much better than now that would be."""
+class _Cluster:
+    """Who has which cores now."""
 
-    jobs: Sequence[Job]
-    loads: Mapping[Peer, Load]
-    need: Allocation
-    have: Mapping[Peer, int]
-    gain: float
+    nodes: Mapping[NodeId, int]
     total: int
+    executors: Mapping[Peer, ExecutorSeen]
+    cores: Mapping[Peer, Mapping[NodeId, int]]
+    """Without zeros; those on nodes that are gone included."""
+    have: Mapping[Peer, int]
+    """How many of them are left."""
+    crowded: bool
+    """Whether there are more executors than cores."""
+    unplaced: bool
+    """Whether some executor has no core that is left."""
+    adrift: bool
+    """Whether some core is not there: its node is gone, or has fewer."""
 
-    @property
-    def unplaced(self) -> bool:
-        """Whether some executor has no core that is left."""
-        return not all(self.have.values())
+    @classmethod
+    def seen(cls, nodes: Mapping[NodeId, int], topologies: Sequence[TopologySeen]) -> _Cluster:
+        executors = {seen.name: seen for topology in topologies for seen in topology.executors}
+        cores: dict[Peer, Mapping[NodeId, int]] = {}
+        have: dict[Peer, int] = {}
+        left = dict(nodes)
+        lost = False
+        for who, seen in executors.items():
+            cores[who] = {node: count for node, count in seen.cores.items() if count}
+            have[who] = 0
+            for node, count in cores[who].items():
+                if node in left:
+                    left[node] -= count
+                    have[who] += count
+                else:
+                    lost = True
+        total = sum(nodes.values())
+        crowded = len(executors) > total
+        unplaced = not all(have.values())
+        overdrawn = not crowded and min(left.values(), default=0) < 0
+        adrift = lost or unplaced or overdrawn
+        return cls(dict(nodes), total, executors, cores, have, crowded, unplaced, adrift)
 
-    @property
-    def crowded(self) -> bool:
-        """Whether there are more executors than cores."""
-        return len(self.have) > self.total
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Everybody's cores where executors outnumber them."""
+
+    cores: Mapping[Peer, Mapping[NodeId, int]]
+    shared: frozenset[Peer]
+    assignment: Assignment
+    strain: float
 
 
-def _gain(job: Job, have: Mapping[Peer, int], need: Allocation) -> float:
-    """The share by which a job's latency, or its largest work per core, would fall."""
-    if not any(demand.arrival_rate > 0 for demand in job.demands):
-        return 0.0
-    after = need.expected_s[job.name]
-    if math.isfinite(after) and not job.all_at_once:
-        before = _expected_s(job, have)
-        if before <= job.target_s:
+class _Proposal:
+    """What a demand calls for, and how much better than now that would be.
+
+    Everything is worked out when it is asked for: most calls end with all targets met.
+    """
+
+    def __init__(
+        self,
+        cluster: _Cluster,
+        topologies: Sequence[TopologySeen],
+        loads: Mapping[Peer, Load],
+        entry_rates: Mapping[str, float],
+        config: SchedulerConfig,
+    ) -> None:
+        self.cluster = cluster
+        self._loads = loads
+        self._work = {who: load.useful_work for who, load in loads.items()}
+        self._config = config
+        self._jobs = [job_of(seen, loads, entry_rates[seen.name]) for seen in topologies]
+
+    @cached_property
+    def need(self) -> Allocation:
+        """How many cores everybody needs."""
+        return allocate(self._jobs, self.cluster.total)
+
+    def with_reserve(self) -> Allocation:
+        """How many cores everybody would need with so much more to do."""
+        more = 1 + self._config.reserve
+        jobs = [
+            replace(
+                job,
+                entry_rate=job.entry_rate * more,
+                demands=tuple(
+                    Demand(one.executor, one.arrival_rate * more, one.service_rate, one.most)
+                    for one in job.demands
+                ),
+            )
+            for job in self._jobs
+        ]
+        return allocate(jobs, self.cluster.total)
+
+    @cached_property
+    def gain(self) -> float:
+        """The share by which latency, or the largest work per core, would fall."""
+        return self._gain_with(self._work)
+
+    @cached_property
+    def certain_gain(self) -> float:
+        """The same, with no more to do now than what cannot be chance."""
+        return self._gain_with({who: load.certain_work for who, load in self._loads.items()})
+
+    def _gain_with(self, work: Mapping[Peer, float]) -> float:
+        if not self.cluster.crowded:
+            return max(self._gain_of(job, work) for job in self._jobs)
+        before = _strain(work, self.cluster.cores, self.cluster.nodes)
+        if before * (1 + self._config.reserve) <= 1:
             return 0.0  # good enough, whatever could be better
-        return 1.0 if math.isinf(before) else (before - after) / before
-    worst_before = max(_work_per_core(demand, have[demand.executor]) for demand in job.demands)
-    worst_after = max(_work_per_core(demand, need.cores[demand.executor]) for demand in job.demands)
-    if math.isinf(worst_before):
-        return 1.0
-    return (worst_before - worst_after) / worst_before
+        return _fall(before, self.layout.strain)
+
+    def _gain_of(self, job: Job, work: Mapping[Peer, float]) -> float:
+        have = self.cluster.have
+        if not job.demands:
+            return 0.0
+        if not job.all_at_once:
+            before = _expected_s(job, have, work)
+            if before <= job.target_s:
+                return 0.0  # good enough, whatever could be better
+            after = self.need.expected_s[job.name]
+            if after < math.inf:
+                return _fall(before, after)
+        need = self.need.cores
+        return _fall(
+            max(_per_core(work[one.executor], have[one.executor]) for one in job.demands),
+            max(_per_core(self._work[one.executor], need[one.executor]) for one in job.demands),
+        )
+
+    @cached_property
+    def layout(self) -> _Layout:
+        """Who has cores of its own, and who shares them on its own node."""
+        cluster, work = self.cluster, self._work
+        seats, room, wholes = _seated(cluster, self.need.cores, work)
+        assignment = _assigned(cluster, wholes, room, self._config)
+        cores = {**assignment.cores, **{who: {node: 1} for who, node in seats.items()}}
+        strain = _strain(work, cores, cluster.nodes)
+        return _Layout(cores, frozenset(seats), assignment, strain)
+
+    def reasons(
+        self,
+        changed: Iterable[Peer],
+        cores: Mapping[Peer, Mapping[NodeId, int]],
+        shared: frozenset[Peer],
+    ) -> dict[Peer, str]:
+        """Why the cores of these executors change, in words."""
+        why: dict[Peer, str] = {}
+        for job in self._jobs:
+            why |= dict.fromkeys((one.executor for one in job.demands), self.need.reason[job.name])
+        reasons = {}
+        for who in changed:
+            old, new = sum(self.cluster.cores[who].values()), sum(cores[who].values())
+            cores_word = "core" if new == 1 else "cores"
+            what = f"{old} → {new} {cores_word}" if old != new else f"{new} {cores_word}, elsewhere"
+            if who in shared:
+                what += ", shared"
+            reasons[who] = f"{what}: {self._work[who]:.2f} cores of work; {why[who]}"
+        return reasons
 
 
-def _expected_s(job: Job, have: Mapping[Peer, int]) -> float:
+def _fall(before: float, after: float) -> float:
+    """The share by which something falls."""
+    if math.isinf(before):
+        return 0.0 if math.isinf(after) else 1.0
+    return (before - after) / before if before > 0 else 0.0
+
+
+def _per_core(work: float, cores: float) -> float:
+    if cores:
+        return work / cores
+    return math.inf if work else 0.0
+
+
+def _expected_s(job: Job, have: Mapping[Peer, int], work: Mapping[Peer, float]) -> float:
+    """E[T] with the cores that executors have, and this to do."""
     stations = []
     for demand in job.demands:
-        cores = have[demand.executor]
         if demand.arrival_rate <= 0:
             continue
+        cores, rate = have[demand.executor], work[demand.executor] * demand.service_rate
         if not cores:
             return math.inf
-        rate = demand.arrival_rate
         if demand.most is not None and cores >= demand.most:
-            rate = min(rate, _NEARLY_FULL * cores * demand.service_rate)
-        stations.append((rate, sojourn_s(rate, demand.service_rate, cores, demand.variation)))
-    return network_sojourn_s(stations, job.entry_rate) if job.entry_rate > 0 else 0.0
+            cores = demand.most
+            rate = min(rate, FULL * cores * demand.service_rate)  # as `allocate` sees it
+        sojourn = sojourn_s(rate, demand.service_rate, cores, demand.variation)
+        stations.append((demand.arrival_rate, sojourn))
+    return network_sojourn_s(stations, job.entry_rate)
 
 
-_NEARLY_FULL = 0.99
+def _strain(
+    work: Mapping[Peer, float],
+    cores: Mapping[Peer, Mapping[NodeId, int]],
+    nodes: Mapping[NodeId, int],
+) -> float:
+    """The work per core of the executor or the node that has the most.
+
+    An executor's work lies evenly over its cores.
+    """
+    worst = 0.0
+    on_node = dict.fromkeys(nodes, 0.0)
+    for who, mine in cores.items():
+        total = sum(mine.values())
+        if not mine.keys() <= nodes.keys():
+            total = sum(count for node, count in mine.items() if node in nodes)
+        each = _per_core(work[who], total)
+        worst = max(worst, each)
+        for node, count in mine.items():
+            if node in on_node:
+                on_node[node] += each * count
+    return max(worst, max(_per_core(done, nodes[node]) for node, done in on_node.items()))
 
 
-def _work_per_core(demand: Demand, cores: float) -> float:
-    if demand.arrival_rate <= 0:
-        return 0.0
-    if not cores:
-        return math.inf
-    return demand.arrival_rate / demand.service_rate / cores
+def _trim(
+    wanted: dict[Peer, int], need: Mapping[Peer, float], have: Mapping[Peer, int], over: int
+) -> None:
+    """Let those do with less who want more than they need, the largest surplus first.
 
-
-def _has(job: Job, who: Peer) -> bool:
-    return any(demand.executor == who for demand in job.demands)
-
-
-def _astray(seen: ExecutorSeen, nodes: Mapping[NodeId, int]) -> bool:
-    """Whether it has cores on a node that is gone."""
-    return not set(seen.cores) <= set(nodes)
+    Reserves that nobody has yet come before what somebody would have to give.
+    """
+    heap = [
+        (wanted[who] <= have[who], need[who] - wanted[who], who)
+        for who in wanted
+        if wanted[who] > need[who]
+    ]
+    heapify(heap)
+    for _ in range(over):
+        has_it, surplus, who = heap[0]
+        wanted[who] -= 1
+        if surplus + 1 < 0:
+            heapreplace(heap, (has_it, surplus + 1, who))
+        else:
+            heappop(heap)
 
 
 def _assigned(
-    holdings: Sequence[Holding], room: Mapping[NodeId, int], config: SchedulerConfig
+    cluster: _Cluster,
+    wanted: Mapping[Peer, int],
+    room: Mapping[NodeId, int],
+    config: SchedulerConfig,
 ) -> Assignment:
+    holdings = []
+    for who, count in wanted.items():
+        seen = cluster.executors[who]
+        metrics, cores = seen.metrics, cluster.cores[who]
+        holdings.append(
+            Holding(who, seen.home, cores, count, metrics.state_bytes, metrics.data_intensity)
+        )
     if config.naive:
         return assign_naively(holdings, room)
     return assign(holdings, room, phi=config.phi)
 
 
-def _share(
-    nodes: Mapping[NodeId, int],
-    executors: Mapping[Peer, ExecutorSeen],
-    proposal: _Proposal,
-    wanted: Mapping[Peer, int],
-) -> tuple[set[Peer], dict[NodeId, int], dict[Peer, int]]:
-    """Who shares cores with others on its own node, the cores left to the rest, and their numbers.
+def _seated(
+    cluster: _Cluster, need: Mapping[Peer, float], work: Mapping[Peer, float]
+) -> tuple[dict[Peer, NodeId], dict[NodeId, int], dict[Peer, int]]:
+    """Who shares cores and on which node, the cores left to the others, and their numbers.
 
-    Only when executors outnumber cores; otherwise nobody does.
+    An executor shares on its own node, unless that has no core at all. Where too many would, those
+    with the most to do get a core elsewhere, as long as there is one.
     """
-    if not proposal.crowded:
-        return set(), dict(nodes), dict(wanted)
-    need = proposal.need.cores
-    shared = {who for who in executors if need[who] < 1}
-    wholes = {who: max(1, int(need[who])) for who in executors if who not in shared}
-    while True:
-        parts: Counter[NodeId] = Counter()
-        for who in shared:
-            parts[executors[who].home] += need[who]  # type: ignore[assignment]
-        room = {
-            node: cores - min(cores, max(1, round(parts[node]))) if node in parts else cores
-            for node, cores in nodes.items()
-        }
-        over = sum(wholes.values()) - sum(room.values())
-        if over <= 0:
-            return shared, room, wholes
-        rich = [who for who in wholes if wholes[who] > 1]
-        if rich:
-            who = min(rich, key=lambda w: (proposal.loads[w].useful_work / (wholes[w] - 1), w))
-            wholes[who] -= 1
+    pools = _Pools(cluster.nodes)
+    wholes: dict[Peer, int] = {}
+    for who in cluster.executors:
+        if need[who] < 1:
+            pools.seat(who, cluster.executors[who].home, need[who])
         else:
-            who = min(wholes, key=lambda w: (proposal.loads[w].useful_work, w))
+            wholes[who] = int(need[who])
+    rich = [(work[who] / (count - 1), who) for who, count in wholes.items() if count > 1]
+    heapify(rich)
+    poor = sorted(wholes, key=lambda who: (-work[who], who))
+    over = sum(wholes.values()) - pools.room
+    while over > 0:
+        if rich:  # who feels it least
+            _, who = heappop(rich)
+            wholes[who] -= 1
+            if wholes[who] > 1:
+                heappush(rich, (work[who] / (wholes[who] - 1), who))
+        else:
+            who = poor.pop()
             del wholes[who]
-            shared.add(who)
+            pools.seat(who, cluster.executors[who].home, min(1.0, work[who]))
+        over = sum(wholes.values()) - pools.room
+    while over < 0 and (found := pools.relieve()) is not None:
+        wholes[found] = 1
+        over = sum(wholes.values()) - pools.room
+    return pools.seats, pools.rooms(), wholes
+
+
+class _Pools:
+    """The cores of each node that executors share there."""
+
+    def __init__(self, nodes: Mapping[NodeId, int]) -> None:
+        self.seats: dict[Peer, NodeId] = {}
+        self.room = sum(nodes.values())
+        """How many cores are left on all nodes."""
+        self._nodes = {node: cores for node, cores in nodes.items() if cores}
+        self._parts: dict[NodeId, dict[Peer, float]] = {node: {} for node in self._nodes}
+        self._sums = dict.fromkeys(self._nodes, 0.0)
+        self._taken = dict.fromkeys(nodes, 0)
+
+    def seat(self, who: Peer, home: NodeId, part: float) -> None:
+        """One more shares, and should have this part of a core."""
+        if home not in self._nodes:
+            home = min(self._nodes, key=lambda node: (self._fullness(node), node))
+        self.seats[who] = home
+        self._parts[home][who] = part
+        self._count(home, part)
+
+    def relieve(self) -> Peer | None:
+        """Unseat whoever should have most where there are fewest cores for all; None: no need."""
+        node = max(self._nodes, key=lambda node: (self._fullness(node), node))
+        parts = self._parts[node]
+        if self._fullness(node) <= 1 or len(parts) == 1:
+            return None
+        who = max(parts, key=lambda who: (parts[who], who))
+        del self.seats[who]
+        self._count(node, -parts.pop(who))
+        return who
+
+    def rooms(self) -> dict[NodeId, int]:
+        """How many cores are left on each node."""
+        return {node: self._nodes.get(node, 0) - taken for node, taken in self._taken.items()}
+
+    def _fullness(self, node: NodeId) -> float:
+        return self._sums[node] / self._nodes[node]
+
+    def _count(self, node: NodeId, part: float) -> None:
+        self._sums[node] += part
+        taken = min(self._nodes[node], max(1, round(self._sums[node])))
+        self.room -= taken - self._taken[node]
+        self._taken[node] = taken
