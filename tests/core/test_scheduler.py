@@ -35,8 +35,8 @@ GIVING = SchedulerConfig(gives_back=True)
 
 
 def seen(
-    work: Mapping[str, float],
-    cores: Mapping[str, Mapping[NodeId, int]],
+    work: Mapping[Any, float],
+    cores: Mapping[Any, Mapping[NodeId, int]],
     *,
     rate: float | None = None,
     seconds: float = 1.0,
@@ -165,8 +165,8 @@ def test_under_a_steady_noisy_load_nobody_changes_twice_in_a_cool_down(
         late = [time for time in times if time > settled]
         assert all(b - a >= scheduler.config.cooldown_s for a, b in pairwise(late))
     assert sum(time > settled for times in changes.values() for time in times) <= 3
-    for who, amount in work.items():
-        assert world.count(who) > amount
+    for name, amount in work.items():
+        assert world.count(name) > amount
 
 
 def test_under_steady_saturation_all_cores_stay_in_use_and_hardly_any_moves() -> None:

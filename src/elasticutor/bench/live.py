@@ -39,9 +39,7 @@ def silent(what: str) -> None:
 
 
 @contextmanager
-def spark_cluster(
-    cores: int, nodes: int = 1, *, schedule_s: float = 0.0
-) -> Iterator[BaseCluster]:
+def spark_cluster(cores: int, nodes: int = 1, *, schedule_s: float = 0.0) -> Iterator[BaseCluster]:
     """A cluster on a local Spark, both gone at the end.
 
     Spark's own messages are not shown, unless it does not start.
