@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elasticutor.core import repartition as rc
+from elasticutor.core.ids import NodeId, Peer, ShardId
+from elasticutor.errors import BadValueError, OutOfOrderError
+
+SHARDS = 12
+EXECUTORS = tuple(Peer(f"x.{number}") for number in range(4))
+UPSTREAMS = tuple(Peer(f"s.{number}") for number in range(3))
+HOMES = [(who, NodeId(f"n{number % 2}")) for number, who in enumerate(EXECUTORS)]
+
+
+def repartitioner() -> rc.Repartitioner:
+    return rc.Repartitioner(SHARDS, HOMES, UPSTREAMS)
+
+
+class Everybody:
+    """Upstreams, executors and nodes that answer in any order."""
+
+    def __init__(self, seed: int) -> None:
+        self.lead = repartitioner()
+        self.rng = random.Random(seed)
+        self.routes = {
+            who: rc.PausableRoute(who, shards=SHARDS, executors=len(EXECUTORS)) for who in UPSTREAMS
+        }
+        self.drains = {who: rc.Drain(who) for who in EXECUTORS}
+        self.inside = dict.fromkeys(EXECUTORS, 0)
+        self.answers: list[rc.Event] = []
+        self.log: list[rc.Order] = []
+        self.now = 0.0
+
+    def send(self, upstream: Peer, rows: int) -> None:
+        """Let an upstream send rows of random shards; to nobody while it is paused."""
+        route = self.routes[upstream]
+        if not route.paused:
+            shards = np.array([self.rng.randrange(SHARDS) for _ in range(rows)], dtype=int)
+            for number in route.owners(shards).tolist():
+                route.sent(number, 1)
+                self.inside[EXECUTORS[number]] += 1
+
+    def process(self, who: Peer) -> None:
+        """Let an executor process a row, if it has one."""
+        if self.inside[who]:
+            self.inside[who] -= 1
+            self.note(self.drains[who].processed(1))
+
+    def note(self, answer: rc.Event | None) -> None:
+        if answer is not None:
+            self.answers.append(answer)
+
+    def enact(self, orders: list[rc.Order]) -> None:
+        for order in orders:
+            self.log.append(order)
+            match order:
+                case rc.PauseUpstream(upstream=who):
+                    self.note(self.routes[who].pause(order))
+                case rc.UpdateTable(upstream=who):
+                    self.note(self.routes[who].update(order))
+                case rc.DrainExecutor(executor=who):
+                    self.note(self.drains[who].begin(order))
+                case rc.ReleaseShards(executor=who, round=number):
+                    assert not self.inside[who]
+                    self.note(rc.ShardsReleased(who, number))
+                case rc.SendShard(round=number, shard=shard):
+                    self.note(rc.ShardSent(number, shard, 100))
+
+    def step(self) -> None:
+        """Something happens: an answer arrives, a row is sent, or one is processed."""
+        self.now += 0.001
+        if self.answers and self.rng.random() < 0.3:
+            answer = self.answers.pop(self.rng.randrange(len(self.answers)))
+            self.enact(self.lead.handle(answer, self.now))
+        elif self.rng.random() < 0.5:
+            self.send(self.rng.choice(UPSTREAMS), self.rng.randrange(3))
+        else:
+            for who in EXECUTORS:
+                self.process(who)
+
+    def finish(self) -> None:
+        for _ in range(10_000):
+            if self.lead.step is rc.Step.IDLE:
+                return
+            self.step()
+        raise AssertionError(self.lead.waiting_for())
+
+
+@given(st.integers(0, 2**32), st.dictionaries(st.integers(0, SHARDS - 1), st.integers(0, 3)))
+def test_a_round_ends_with_everybody_at_the_same_table_in_whatever_order_they_answer(
+    seed: int, owners: dict[int, int]
+) -> None:
+    world = Everybody(seed)
+    for _ in range(20):
+        world.step()
+    world.enact(world.lead.move({ShardId(s): to for s, to in owners.items()}, world.now))
+    world.finish()
+    for shard, to in owners.items():
+        assert world.lead.table[shard] == to
+    everything = np.arange(SHARDS)
+    for route in world.routes.values():
+        assert route.owners(everything).tolist() == world.lead.table
+        assert not route.paused
+
+
+@given(st.integers(0, 2**32))
+def test_state_is_sent_only_when_all_givers_have_drained_and_flushed(seed: int) -> None:
+    world = Everybody(seed)
+    for _ in range(10):
+        world.step()
+    world.enact(world.lead.move({ShardId(s): (s + 1) % 4 for s in range(6)}, world.now))
+    world.finish()
+    kinds = [type(order) for order in world.log]
+    order = [rc.PauseUpstream, rc.DrainExecutor, rc.ReleaseShards, rc.SendShard, rc.UpdateTable]
+    assert sorted(kinds[:-1], key=order.index) == kinds[:-1]
+    assert kinds[-1] is rc.ReportRound
+
+
+def test_only_shards_that_change_their_node_are_sent() -> None:
+    world = Everybody(1)
+    near, far = ShardId(0), ShardId(4)  # both of x.0, on n0
+    world.enact(world.lead.move({near: 2, far: 1}, 0.0))
+    world.finish()
+    sent = [order for order in world.log if isinstance(order, rc.SendShard)]
+    assert sent == [rc.SendShard(1, far, NodeId("n0"), NodeId("n1"))]
+    report = world.log[-1]
+    assert isinstance(report, rc.ReportRound)
+    assert (report.shards, report.remote, report.size) == (2, 1, 100)
+
+
+def test_only_those_who_give_shards_drain_and_what_all_upstreams_sent_them_counts() -> None:
+    lead = repartitioner()
+    lead.move({ShardId(1): 0}, 0.0)
+    orders: list[rc.Order] = []
+    for number, who in enumerate(UPSTREAMS):
+        orders = lead.handle(rc.UpstreamPaused(who, 1, (9, number + 1, 9, 9)), 0.1)
+    assert orders == [rc.DrainExecutor(EXECUTORS[1], 1, 6)]
+
+
+def test_an_executor_has_drained_with_the_last_row_and_not_before() -> None:
+    drain = rc.Drain(EXECUTORS[0])
+    assert drain.processed(3) is None
+    assert drain.begin(rc.DrainExecutor(EXECUTORS[0], 7, 5)) is None
+    assert drain.processed(1) is None
+    assert drain.processed(1) == rc.ExecutorDrained(EXECUTORS[0], 7)
+    assert drain.processed(1) is None  # said once
+    assert drain.begin(rc.DrainExecutor(EXECUTORS[0], 8, 6)) == rc.ExecutorDrained(EXECUTORS[0], 8)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        rc.UpstreamPaused(UPSTREAMS[0], 2, (0, 0, 0, 0)),
+        rc.UpstreamPaused(Peer("stranger"), 1, (0, 0, 0, 0)),
+        rc.ExecutorDrained(EXECUTORS[0], 1),
+        rc.ShardSent(1, ShardId(0), 1),
+        rc.TableUpdated(UPSTREAMS[0], 1),
+    ],
+)
+def test_an_answer_that_does_not_fit_is_refused_and_changes_nothing(answer: Any) -> None:
+    lead = repartitioner()
+    lead.move({ShardId(0): 1}, 0.0)
+    waiting = lead.waiting_for()
+    with pytest.raises(OutOfOrderError):
+        lead.handle(answer, 0.1)
+    assert lead.waiting_for() == waiting
+    assert lead.step is rc.Step.PAUSING
+
+
+def test_an_answer_that_comes_twice_is_refused() -> None:
+    lead = repartitioner()
+    lead.move({ShardId(0): 1}, 0.0)
+    paused = rc.UpstreamPaused(UPSTREAMS[0], 1, (0, 0, 0, 0))
+    lead.handle(paused, 0.1)
+    with pytest.raises(OutOfOrderError, match="come once"):
+        lead.handle(paused, 0.2)
+
+
+def test_even_loads_start_no_round_and_uneven_ones_start_one() -> None:
+    lead = repartitioner()
+    assert lead.balance(np.full(SHARDS, 0.1), 0.0) == []
+    uneven = np.full(SHARDS, 0.1)
+    uneven[[0, 4, 8]] = 0.6  # all of x.0
+    orders = lead.balance(uneven, 0.0)
+    assert orders == [rc.PauseUpstream(who, 1) for who in UPSTREAMS]
+    assert lead.balance(uneven, 0.1) == []  # one at a time
+    with pytest.raises(OutOfOrderError, match="be idle"):
+        lead.move({ShardId(0): 1}, 0.1)
+
+
+def test_a_report_splits_the_time_into_pause_migration_and_update() -> None:
+    lead = repartitioner()
+    lead.move({ShardId(0): 1}, 10.0)
+    for who in UPSTREAMS:
+        lead.handle(rc.UpstreamPaused(who, 1, (0, 0, 0, 0)), 11.0)
+    lead.handle(rc.ExecutorDrained(EXECUTORS[0], 1), 12.0)
+    lead.handle(rc.ShardsReleased(EXECUTORS[0], 1), 13.0)
+    lead.handle(rc.ShardSent(1, ShardId(0), 64), 15.0)
+    orders: list[rc.Order] = []
+    for who in UPSTREAMS:
+        orders = lead.handle(rc.TableUpdated(who, 1), 16.0)
+    assert orders == [rc.ReportRound(1, 1, 1, 3.0, 2.0, 1.0, 64)]
+
+
+def test_no_shards_executors_or_upstreams_are_refused() -> None:
+    for shards, homes, upstreams in ((0, HOMES, UPSTREAMS), (4, [], UPSTREAMS), (4, HOMES, ())):
+        with pytest.raises(BadValueError, match="be one or more each"):
+            rc.Repartitioner(shards, homes, upstreams)
