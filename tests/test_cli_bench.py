@@ -20,7 +20,7 @@ from elasticutor.cli.app import app
 from elasticutor.runtime.cluster import BaseCluster, ProcessCluster
 from elasticutor.runtime.run import Run
 
-LIVE = ("throughput", "latency", "width", "shuffle", "memory")
+LIVE = ("throughput", "latency", "width", "shuffle", "memory", "elastic", "scheduler")
 
 
 def bench(*words: str) -> Result:
@@ -52,7 +52,7 @@ def _words(process: psutil.Process) -> str:
 @pytest.fixture
 def without_spark(processes: BaseCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def cluster(cores: int, nodes: int = 1) -> Iterator[BaseCluster]:
+    def cluster(cores: int, nodes: int = 1, **options: Any) -> Iterator[BaseCluster]:
         yield processes
 
     monkeypatch.setattr(live, "spark_cluster", cluster)
@@ -135,6 +135,58 @@ def test_memory_weighs_every_kind_of_process() -> None:
         assert found[f"{kind}_rss_mb"] >= found[f"{kind}_pss_mb"] >= found[f"{kind}_uss_mb"] > 0
 
 
+_SMALL = ("--nodes", "1", "--cores", "2", "--cost", "sleep:2ms", "--warm-up", "0.5")
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_elastic_tells_throughput_latency_and_a_timeline() -> None:
+    words = (*_SMALL, "--load", "0.3", "--seconds", "3", "--omega", "60", "--paradigm", "rc")
+    found = figures("elastic", *words)
+    assert found["paradigm"] == "rc"
+    assert found["ideal"] == 1000.0
+    assert found["throughput"] > 0
+    for name in ("latency_mean_ms", "latency_p50_ms", "latency_p99_ms", "recovery_s"):
+        assert found[name] >= 0
+    assert {"sync_ms_p50", "migration_ms_p50", "reassignments"} <= set(found)
+    assert len(found["timeline"]) == 35
+    assert set(found["timeline"][-1]) >= {"time", "throughput"}
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_elastic_compares_paradigms_by_pairs() -> None:
+    words = (*_SMALL, "--rate", "max", "--seconds", "1", "--paradigm", "elastic,static")
+    found = figures("elastic", *words)
+    assert [run["paradigm"] for run in found["runs"]] == ["elastic", "static"]
+    low, high = found["throughput_elastic_over_static_ci95"]
+    assert 0 < low <= found["throughput_elastic_over_static"] <= high
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--paradigm", "fast"),
+        ("--paradigm", "rc,rc"),
+        ("--cost", "1ms"),
+        ("--cost", "sleep:0ms"),
+        ("--rate", "fast"),
+        ("--surge", "8:1"),
+    ],
+)
+def test_elastic_refuses_what_cannot_be_before_it_starts(words: tuple[str, str]) -> None:
+    result = bench("elastic", *words)
+    assert result.exit_code == 2
+    assert words[0] in result.output
+
+
+def test_scheduler_tells_what_a_decision_takes() -> None:
+    words = ("--nodes", "3", "--cores", "2", "--executors", "4", "--cases", "5", "--repeat", "3")
+    found = json.loads(bench("scheduler", *words, "--json").stdout)
+    assert found["median_ms"] > 0
+    assert (found["nodes"], found["cores"], found["executors"]) == (3, 2, 4)
+    assert 0 <= found["assignment"]["at_optimum"] <= 1
+    assert "a decision, median" in bench("scheduler", *words).stdout
+
+
 @pytest.mark.usefixtures("without_spark")
 def test_without_json_a_table_is_printed_and_progress_stays_on_standard_error() -> None:
     result = bench("memory", "--cores", "1", "--rows", "100", "--repeat", "1")
@@ -150,7 +202,7 @@ def test_an_interruption_stops_everything_and_ends_with_130(
     stopped = []
 
     @contextmanager
-    def cluster(cores: int, nodes: int = 1) -> Iterator[BaseCluster]:
+    def cluster(cores: int, nodes: int = 1, **options: Any) -> Iterator[BaseCluster]:
         try:
             yield processes
         finally:
