@@ -58,8 +58,8 @@ def without_spark(processes: BaseCluster, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(live, "spark_cluster", cluster)
 
 
-def figures(*words: str) -> dict[str, Any]:
-    result = bench(*words, "--repeat", "1", "--json")
+def figures(*words: str, repeat: int = 1) -> dict[str, Any]:
+    result = bench(*words, "--repeat", str(repeat), "--json")
     assert result.exit_code == 0, result.output
     found: dict[str, Any] = json.loads(result.stdout)
     assert found["reference_us"] > 0
@@ -84,6 +84,8 @@ def test_help_reads_well(command: str) -> None:
         ("width", "--cores", "0"),
         ("shuffle", "--every", "0.1"),
         ("memory", "--repeat", "0"),
+        ("scheduler", "--executors", "0"),
+        ("scheduler", "--nodes", "0"),
     ],
     ids=" ".join,
 )
@@ -185,6 +187,15 @@ def test_scheduler_tells_what_a_decision_takes() -> None:
     assert (found["nodes"], found["cores"], found["executors"]) == (3, 2, 4)
     assert 0 <= found["assignment"]["at_optimum"] <= 1
     assert "a decision, median" in bench("scheduler", *words).stdout
+
+
+def test_scheduler_decides_about_more_executors_than_cores_too() -> None:
+    words = ("--nodes", "2", "--cores", "3", "--executors", "8", "--cases", "5")
+    found = figures("scheduler", *words, repeat=3)
+    assert 0 < found["median_ms_p10"] <= found["median_ms"] <= found["median_ms_p90"]
+    assert (found["executors"], found["repeat"]) == (8, 3)
+    assert 0 <= found["plans"] <= 3
+    assert 1 <= found["assignment"]["mean_ratio"] <= found["assignment"]["worst_ratio"]
 
 
 @pytest.mark.usefixtures("without_spark")

@@ -45,6 +45,13 @@ def test_one_that_changes_its_only_core_for_another_gets_that_at_once() -> None:
     assert dealing.done
 
 
+def test_those_who_share_keep_nobody_from_a_core_of_its_own() -> None:
+    has = {A: {N: 1}, B: {N: 1}, Peer("c"): {N: 1}}
+    assert Dealing({A: {N: 2}}).grant(has, {}, {N: 3}) == {}
+    shared = {B, Peer("c")}
+    assert Dealing({A: {N: 2}}, shared).grant(has, {}, {N: 3}) == {A: {N: 2}}
+
+
 def test_an_executor_that_is_forgotten_gets_nothing_more() -> None:
     dealing = Dealing({A: {N: 2}})
     dealing.forget(A)

@@ -325,6 +325,52 @@ def test_what_was_measured_is_not_measured_again() -> None:
     assert again.latency.count == 0
 
 
+def test_a_backlog_is_what_has_arrived_and_is_not_processed() -> None:
+    """What waits, what tasks have been handed, and what an upstream has sent ahead."""
+    rig = Rig(SMALL, cores=(A,), upstreams=(U, V))
+    assert rig.executor.inside_rows == 0
+    rig.send(U, [0] * 9)
+    assert (rig.executor.waiting, rig.executor.inside_rows) == (5, 9)
+    assert rig.executor.measure(0.0).backlog_rows == 9
+    rig.answer(do.Dispatch, times=1, after=0.1)
+    assert rig.executor.inside_rows == 7
+    assert rig.executor.measure(rig.now).backlog_rows == 7
+    rig.mark(V)
+    rig.send(V, [1, 2])
+    assert rig.executor.inside_rows == 7  # of the open epoch
+    assert rig.executor.measure(rig.now).backlog_rows == 9
+    rig.mark(U)
+    rig.settle()
+    assert rig.executor.inside_rows == 0
+    assert rig.executor.measure(rig.now).backlog_rows == 0
+
+
+def test_a_new_attempt_begins_without_a_backlog() -> None:
+    rig = Rig(SMALL, cores=(A,))
+    rig.send(U, [0] * 9)
+    rig.begin(0)
+    assert rig.executor.inside_rows == 0
+    assert rig.executor.measure(1.0).backlog_rows == 0
+
+
+def test_the_load_of_every_shard_is_its_work_and_its_backlog_and_tasks_have_their_sum() -> None:
+    config = ExecutorConfig(shards=4, first_chunk_rows=1, max_chunk_rows=1, window_s=0.001)
+    rig = Rig(config, row_s={0: 0.02, 3: 0.01})
+    rig.place(t0=[0, 1], t1=[2, 3])
+    assert rig.executor.shard_loads().tolist() == [0.0] * 4
+    rig.send(U, [0, 0, 3])
+    rig.settle()
+    rig.now = 0.1
+    rig.executor.measure(rig.now)  # ends the interval
+    assert rig.executor.shard_loads() == pytest.approx([0.4, 0, 0, 0.1])
+    rig.send(U, [3] * 5)
+    waiting = 5 * 0.01 / config.backlog_horizon_s
+    loads = rig.executor.shard_loads()
+    assert loads == pytest.approx([0.4, 0, 0, 0.1 + waiting])
+    tasks = rig.executor.task_loads()
+    assert [tasks[T0], tasks[T1]] == pytest.approx([loads[0], loads[3]])
+
+
 def test_work_is_summed_up_every_so_often_without_being_asked_for() -> None:
     rig = Rig(ExecutorConfig(shards=4, first_chunk_rows=1, max_chunk_rows=1))
     rig.send(U, [0, 1, 2, 3] * 50)

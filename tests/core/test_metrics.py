@@ -18,6 +18,7 @@ from elasticutor.errors import BadValueError, UnknownShardError
 SHARDS = 3
 COUNTS = ("rows_arrived", "bytes_arrived", "rows_processed", "rows_out", "bytes_in", "bytes_out")
 TIMES = ("core_seconds", "useful_s", "rows_offered")
+AT_THE_END = ("state_bytes", "backlog_rows")
 
 
 def ints(*values: int) -> npt.NDArray[np.int64]:
@@ -38,7 +39,7 @@ def metrics(draw: st.DrawFn, seconds: st.SearchStrategy[float] = any_length_s) -
     latency = LatencyHistogram()
     for latency_s in draw(st.lists(st.floats(0, 100), max_size=3)):
         latency.record(latency_s)
-    numbers: dict[str, Any] = {name: draw(amounts) for name in (*COUNTS, "state_bytes")}
+    numbers: dict[str, Any] = {name: draw(amounts) for name in (*COUNTS, *AT_THE_END)}
     numbers |= {name: draw(times) for name in TIMES}
     return ExecutorMetrics(
         seconds=draw(seconds),
@@ -51,7 +52,7 @@ def metrics(draw: st.DrawFn, seconds: st.SearchStrategy[float] = any_length_s) -
 
 def assert_same(one: ExecutorMetrics, two: ExecutorMetrics) -> None:
     """Counts exactly; floats but for the order of summing."""
-    for name in (*COUNTS, "state_bytes"):
+    for name in (*COUNTS, *AT_THE_END):
         assert getattr(one, name) == getattr(two, name), name
     for name in (*TIMES, "seconds", "shard_seconds"):
         assert getattr(one, name) == pytest.approx(getattr(two, name)), name
@@ -185,7 +186,7 @@ def test_metrics_cannot_be_changed_not_even_after_pickling() -> None:
                 array[0] = 1
 
 
-@pytest.mark.parametrize("name", [*COUNTS, *TIMES, "seconds", "state_bytes"])
+@pytest.mark.parametrize("name", [*COUNTS, *TIMES, *AT_THE_END, "seconds"])
 @pytest.mark.parametrize("bad", [-1, math.nan, math.inf])
 def test_impossible_amounts_are_refused(name: str, bad: float) -> None:
     with pytest.raises(BadValueError, match=f"{name} must be finite and at least 0"):
@@ -264,6 +265,16 @@ def test_tasks_beside_each_other_share_the_time_and_add_state_and_cores() -> Non
     assert joined.utilisation == 0.5
 
 
+def test_a_backlog_is_that_of_the_end_and_adds_up_over_tasks_and_executors() -> None:
+    one, two = measured(backlog_rows=7), measured(backlog_rows=5)
+    assert one.then(two).backlog_rows == 5
+    assert one.then(ExecutorMetrics.empty(SHARDS)).backlog_rows == 7
+    assert one.beside(two).backlog_rows == 12
+    assert ExecutorMetrics.total([one, two, one]).backlog_rows == 19
+    assert ExecutorMetrics.empty(SHARDS).backlog_rows == 0
+    assert one.as_dict()["backlog_rows"] == 7
+
+
 def test_joining_leaves_both_sides_as_they_were() -> None:
     one, two = measured(), measured()
     one.then(two), one.beside(two), ExecutorMetrics.total([one, two])
@@ -300,6 +311,15 @@ def test_the_meter_counts_each_thing_where_it_belongs() -> None:
     meter.latency(0.004, 10)
     meter.state_bytes(4096)
     assert_same(meter.snapshot(102.0), measured())
+
+
+def test_a_snapshot_has_the_backlog_that_the_meter_is_told() -> None:
+    meter = Meter(SHARDS, now=0.0)
+    assert meter.snapshot(1.0).backlog_rows == 0
+    told = meter.snapshot(1.0, backlog_rows=np.int8(100)).backlog_rows  # type: ignore[arg-type]
+    assert (type(told), told) == (int, 100)
+    with pytest.raises(BadValueError, match="backlog_rows must be finite and at least 0"):
+        meter.snapshot(1.0, backlog_rows=-1)
 
 
 def test_rows_processed_singly_keep_their_own_time() -> None:

@@ -84,3 +84,50 @@ def test_an_executor_without_cores_is_refused(cores: int) -> None:
 def test_two_executors_of_one_name_are_refused() -> None:
     with pytest.raises(BadValueError, match="name each"):
         place([(Peer("a"), 1), (Peer("a"), 1)], {NodeId("n0"): 4})
+
+
+# Fewer cores than wanted
+
+
+@given(wants, frees, st.integers(0, 20))
+def test_who_shares_gets_a_core_whatever_is_free(
+    executors: list[tuple[Peer, int]], free: dict[NodeId, int], first: int
+) -> None:
+    placed = place(executors, free, first, share=True)
+    nodes = sorted(free)
+    there = sum(max(0, cores) for cores in free.values())
+    own: Counter[NodeId] = Counter()
+    for number, (who, cores) in enumerate(executors):
+        mine = placed[who]
+        assert mine.node == nodes[(first + number) % len(nodes)]
+        assert 1 <= sum(mine.cores.values()) <= cores
+        own.update(mine.cores)
+    over = {node: count - max(0, free[node]) for node, count in own.items() if count > free[node]}
+    if len(executors) <= there:
+        assert not over
+        assert own.total() == min(there, sum(cores for _, cores in executors))
+    else:
+        assert sum(over.values()) == len(executors) - there
+        for node in over:
+            sharing = [p for p in placed.values() if p.cores == {node: 1} and p.node == node]
+            assert len(sharing) >= over[node]
+
+
+@given(wants, frees, st.integers(0, 20))
+def test_sharing_changes_nothing_where_there_is_enough_for_all(
+    executors: list[tuple[Peer, int]], free: dict[NodeId, int], first: int
+) -> None:
+    assume(sum(cores for _, cores in executors) <= sum(max(0, n) for n in free.values()))
+    assert place(executors, free, first, share=True) == place(executors, free, first)
+
+
+def test_what_is_short_is_dealt_out_in_turn() -> None:
+    wanted = [(Peer("a"), 4), (Peer("b"), 1), (Peer("c"), 4)]
+    placed = place(wanted, {NodeId("n0"): 6}, share=True)
+    assert [p.cores for p in placed.values()] == [{"n0": 3}, {"n0": 1}, {"n0": 2}]
+
+
+def test_without_even_one_core_each_the_last_share_those_of_their_own_nodes() -> None:
+    wanted = [(Peer(name), 2) for name in "abcd"]
+    placed = place(wanted, {NodeId("n0"): 1, NodeId("n1"): 2}, share=True)
+    assert [p.cores for p in placed.values()] == [{"n0": 1}, {"n1": 1}, {"n0": 1}, {"n1": 1}]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elasticutor.core import repartition as rc
 from elasticutor.core.ids import NodeId, Peer, ShardId
-from elasticutor.errors import BadValueError, OutOfOrderError
+from elasticutor.errors import BadValueError, OutOfOrderError, UnknownShardError
 
 SHARDS = 12
 EXECUTORS = tuple(Peer(f"x.{number}") for number in range(4))
@@ -212,3 +212,62 @@ def test_no_shards_executors_or_upstreams_are_refused() -> None:
     for shards, homes, upstreams in ((0, HOMES, UPSTREAMS), (4, [], UPSTREAMS), (4, HOMES, ())):
         with pytest.raises(BadValueError, match="be one or more each"):
             rc.Repartitioner(shards, homes, upstreams)
+
+
+@pytest.mark.parametrize("owners", [{-1: 0}, {SHARDS: 0}, {0: -1}, {0: len(EXECUTORS)}])
+def test_shards_and_executors_that_are_not_there_are_refused_and_no_round_begins(
+    owners: dict[int, int],
+) -> None:
+    lead = repartitioner()
+    with pytest.raises((UnknownShardError, BadValueError), match="must be 0 to"):
+        lead.move({ShardId(1): 2, **{ShardId(shard): to for shard, to in owners.items()}}, 0.0)
+    assert lead.step is rc.Step.IDLE
+    assert lead.table == rc.first_table(SHARDS, len(EXECUTORS)).tolist()
+
+
+def test_counts_of_other_executors_than_there_are_are_refused_and_the_answer_is_still_due() -> None:
+    lead = repartitioner()
+    lead.move({ShardId(0): 1}, 0.0)
+    with pytest.raises(BadValueError, match="one for each executor; got 3"):
+        lead.handle(rc.UpstreamPaused(UPSTREAMS[0], 1, (1, 2, 3)), 0.1)
+    assert len(lead.waiting_for()) == len(UPSTREAMS)
+    orders: list[rc.Order] = []
+    for who in UPSTREAMS:
+        orders = lead.handle(rc.UpstreamPaused(who, 1, (1, 0, 0, 0)), 0.2)
+    assert orders == [rc.DrainExecutor(EXECUTORS[0], 1, 3)]
+
+
+@given(st.integers(0, 2**32))
+def test_answers_of_a_round_that_is_over_are_refused_and_change_nothing(seed: int) -> None:
+    world = Everybody(seed)
+    old: list[rc.Event] = []
+    for number in (1, 2):
+        world.enact(world.lead.move({ShardId(0): number, ShardId(5): 3 - number}, world.now))
+        while world.lead.step is not rc.Step.IDLE:
+            before = (world.lead.step, world.lead.waiting_for(), list(world.lead.table))
+            for late in old:
+                with pytest.raises(OutOfOrderError):
+                    world.lead.handle(late, world.now)
+            assert (world.lead.step, world.lead.waiting_for(), world.lead.table) == before
+            new = list(world.answers)
+            world.step()
+            old += [answer for answer in new if answer not in world.answers]
+    assert len(old) > 10
+
+
+def test_a_move_to_where_shards_are_is_no_move() -> None:
+    lead = repartitioner()
+    assert lead.move({ShardId(0): 0, ShardId(5): 1}, 0.0) == []
+    assert lead.step is rc.Step.IDLE
+    assert lead.waiting_for() == []
+
+
+def test_without_a_change_of_nodes_tables_change_as_soon_as_givers_have_flushed() -> None:
+    lead = repartitioner()
+    lead.move({ShardId(0): 2}, 0.0)
+    for who in UPSTREAMS:
+        lead.handle(rc.UpstreamPaused(who, 1, (0, 0, 0, 0)), 1.0)
+    lead.handle(rc.ExecutorDrained(EXECUTORS[0], 1), 2.0)
+    orders = lead.handle(rc.ShardsReleased(EXECUTORS[0], 1), 3.0)
+    assert orders == [rc.UpdateTable(who, 1, {ShardId(0): 2}) for who in UPSTREAMS]
+    assert lead.step is rc.Step.UPDATING

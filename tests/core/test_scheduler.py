@@ -87,14 +87,21 @@ def test_a_surge_from_one_to_eight_cores_worth_has_its_cores_within_three_calls(
     assert world.count("z") >= 1
 
 
-def test_a_surge_in_the_middle_of_a_cool_down_is_answered_at_once() -> None:
+def test_a_surge_in_the_middle_of_a_cool_down_is_answered_once_the_last_plan_has_settled() -> None:
     world = World({A: 16}, {"x": 1.0, "y": 1.0}, knows_rate=True)
     scheduler = Scheduler()
     world.rounds(scheduler, 4)
     for work in (4.0, 9.0):
         world.work[Peer("t.x")] = work
-        world.rounds(scheduler, 3)
+        world.rounds(scheduler, 3 + int(scheduler.config.settle_s / LOOK_S))
         assert world.count("x") > work
+    settling = Scheduler()
+    cores = {"e": {A: 1}, "f": {A: 1}}
+    assert settling.decide(0.0, {A: 20}, [seen({"e": 4.0, "f": 0.5}, cores)]) is not None
+    cores = {"e": {A: 5}, "f": {A: 1}}
+    surge = seen({"e": 4.0, "f": 9.0}, cores)
+    assert settling.decide(settling.config.settle_s - 0.6, {A: 20}, [surge]) is None
+    assert settling.decide(settling.config.settle_s, {A: 20}, [surge]) is not None
 
 
 def test_a_backlog_brings_cores_though_no_more_arrives() -> None:
@@ -185,12 +192,55 @@ def test_under_steady_saturation_all_cores_stay_in_use_and_hardly_any_moves() ->
     assert sum(len(plan.changed) for plan in late) <= 4
 
 
-def test_a_change_that_gains_little_is_not_made() -> None:
-    scheduler = Scheduler()
+@pytest.mark.parametrize("config", [SchedulerConfig(), GIVING])
+def test_a_change_that_gains_little_is_not_made(config: SchedulerConfig) -> None:
+    """Nor is a core given up that nobody takes, where there are too few."""
+    scheduler = Scheduler(config)
     cores = {"e": {A: 10}, "f": {A: 10}}
     for second in range(20):
         little = seen({"e": 10.5, "f": 9.0}, cores, rate=math.inf)
         assert scheduler.decide(float(second), {A: 20}, [little]) is None
+
+
+def test_a_change_that_can_wait_is_not_made_in_a_cool_down() -> None:
+    scheduler = Scheduler(SchedulerConfig(urgent=9.0))
+    first = scheduler.decide(0.0, {A: 16}, [seen({"e": 2.5}, {"e": {A: 1}})])
+    cores = {"e": {A: numbers(first)["e"]}}
+    assert cores["e"][A] < 8
+    times = [second / 4 for second in range(1, 60)]
+    more = seen({"e": 8.5}, cores)
+    changed = next(time for time in times if scheduler.decide(time, {A: 16}, [more]))
+    assert changed >= scheduler.config.cooldown_s
+
+
+def few_rows(work: float, target_s: float) -> TopologySeen:
+    """What may be chance: four tuples of 100 ms each."""
+    metrics = measured(arrived=4, seconds=LOOK_S, service_rate=10.0)
+    return topology(executor("e", metrics), sources=[source(work * 10)], target_s=target_s)
+
+
+def test_one_measurement_that_stands_out_is_not_acted_upon() -> None:
+    scheduler = Scheduler()
+    assert scheduler.decide(0.0, {A: 8}, [few_rows(0.5, target_s=5.0)]) is None
+    assert scheduler.decide(1.0, {A: 8}, [few_rows(1.4, target_s=5.0)]) is None
+    assert scheduler.decide(2.0, {A: 8}, [few_rows(1.4, target_s=5.0)]) is not None
+
+
+def test_what_enters_is_smoothed_as_the_work_is() -> None:
+    """Otherwise it would seem that a tuple causes less work whenever the load rises."""
+    scheduler = Scheduler()
+    assert scheduler.decide(0.0, {A: 8}, [few_rows(0.2, target_s=0.2)]) is None
+    # 0.55 cores of work, as remembered: 0.22 s. With 0.9 entering it would seem to be 0.14 s.
+    assert scheduler.decide(1.0, {A: 8}, [few_rows(0.9, target_s=0.2)]) is not None
+
+
+def test_nothing_is_done_about_a_hot_shard_that_cannot_be_helped() -> None:
+    scheduler = Scheduler()
+    lone = executor("e", measured(arrived=3000, shards=(1, 0, 0)))
+    other = executor("f", measured(arrived=500), cores={A: 2})
+    for second in range(20):
+        world = topology(lone, other, sources=[source(3500.0)], target_s=0.01)
+        assert scheduler.decide(float(second), {A: 12}, [world]) is None
 
 
 def test_a_target_that_is_met_is_good_enough() -> None:
@@ -252,9 +302,14 @@ def test_what_one_has_too_much_of_goes_at_once_to_another_who_needs_it() -> None
 
 def test_nobody_has_to_give_for_what_another_would_only_like_to_have_in_reserve() -> None:
     plan = Scheduler().decide(
-        0.0, {A: 8}, [seen({"e": 0.9, "f": 5.0}, {"e": {A: 2}, "f": {A: 1}}, target_s=1.0)]
+        0.0, {A: 9}, [seen({"e": 0.9, "f": 5.0}, {"e": {A: 3}, "f": {A: 1}}, target_s=1.0)]
     )
-    assert numbers(plan) == {"e": 2, "f": 6}
+    assert numbers(plan) == {"e": 3, "f": 6}
+
+
+def test_who_grows_gets_a_reserve_if_there_is_enough() -> None:
+    plan = Scheduler().decide(0.0, {A: 16}, [seen({"f": 5.0}, {"f": {A: 1}}, target_s=1.0)])
+    assert numbers(plan) == {"f": 7}
 
 
 # Not enough for all
@@ -354,12 +409,55 @@ def test_in_a_crowd_who_has_no_core_at_home_shares_elsewhere(nodes: dict[NodeId,
     assert set(where) <= {A, C}
 
 
-def test_a_crowd_with_little_to_do_is_left_as_it_is() -> None:
-    many = crowd(12, 0.3)
+@pytest.mark.parametrize("homes", [(A, B), (A,)])
+def test_a_crowd_with_little_to_do_is_left_as_it_is(homes: tuple[NodeId, ...]) -> None:
+    many = crowd(12, 0.25, homes)
     scheduler = Scheduler()
     for second in range(30):
-        quiet = topology(*many, sources=[source(3600.0)])
+        quiet = topology(*many, sources=[source(3000.0)])
         assert scheduler.decide(float(second), {A: 4, B: 4}, [quiet]) is None
+
+
+def test_in_a_crowd_too_many_for_their_own_node_get_cores_elsewhere() -> None:
+    many = crowd(12, 0.5, (A,))
+    plan = Scheduler().decide(0.0, {A: 4, B: 4}, [topology(*many, sources=[source(6000.0)])])
+    assert plan is not None
+    fits(plan, {A: 4, B: 4})
+    assert Counter(node for cores in plan.cores.values() for node in cores) == {A: 8, B: 4}
+    assert all(plan.cores[who] == {A: 1} for who in plan.shared)
+
+
+def test_in_a_crowd_a_change_that_can_wait_is_not_made_in_a_cool_down() -> None:
+    nodes = {A: 4, B: 4}
+    scheduler = Scheduler(SchedulerConfig(urgent=9.0))
+    cores: dict[Peer, Mapping[NodeId, int]] = {}
+
+    def world(hot: int) -> TopologySeen:
+        executors = [
+            executor(
+                one.name,
+                measured(arrived=2000) if at == hot else one.metrics,
+                home=one.home,
+                cores=cores.get(one.name, one.cores),
+            )
+            for at, one in enumerate(crowd(12, 0.4))
+        ]
+        return topology(*executors, sources=[source(6400.0)])
+
+    plan = scheduler.decide(0.0, nodes, [world(0)])
+    assert plan is not None
+    cores.update(plan.cores)
+    times = [second / 4 for second in range(1, 60)]
+    changed = next(time for time in times if scheduler.decide(time, nodes, [world(1)]))
+    assert changed >= scheduler.config.cooldown_s
+
+
+def test_in_a_crowd_cores_of_a_lost_node_are_struck_off() -> None:
+    many = [executor("z", measured(arrived=100), cores={A: 1, C: 1}), *crowd(8, 0.1)]
+    plan = Scheduler().decide(0.0, {A: 4, B: 4}, [topology(*many, sources=[source(900.0)])])
+    assert plan is not None
+    fits(plan, {A: 4, B: 4})
+    assert Peer("z") in plan.changed
 
 
 def test_a_steady_noisy_crowd_does_not_change_twice_in_a_cool_down() -> None:
@@ -566,7 +664,7 @@ def anything(draw: st.DrawFn, most: int) -> list[TopologySeen]:
     st.booleans(),
     st.integers(1, 14),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=70, deadline=None)
 def test_whatever_is_measured_a_plan_fits_the_nodes_and_leaves_nobody_without_a_core(
     data: st.DataObject, nodes: dict[NodeId, int], naive: bool, gives_back: bool, most: int
 ) -> None:
@@ -596,7 +694,7 @@ def test_whatever_is_measured_a_plan_fits_the_nodes_and_leaves_nobody_without_a_
 
 
 @given(st.data(), st.dictionaries(names, st.integers(1, 8), min_size=1), st.integers(1, 14))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_equal_measurements_give_equal_plans_and_one_that_was_carried_out_is_not_made_again(
     data: st.DataObject, nodes: dict[NodeId, int], most: int
 ) -> None:

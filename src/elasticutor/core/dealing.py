@@ -7,7 +7,7 @@ core is free only when the task on it is gone, which takes as long as its shards
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeAlias
 
 from elasticutor.core.ids import NodeId, Peer
@@ -20,6 +20,7 @@ class Dealing:
 
     Args:
         targets: The cores that some executors should have in the end.
+        shared: Executors that share cores with others: they keep nobody from a core of its own.
 
     Example:
         Both have a core on the only node, which has two; one is to have both.
@@ -38,7 +39,10 @@ class Dealing:
         True
     """
 
-    def __init__(self, targets: Mapping[Peer, Cores]) -> None:
+    def __init__(
+        self, targets: Mapping[Peer, Cores], shared: Collection[Peer] = frozenset()
+    ) -> None:
+        self._shared = frozenset(shared)
         self._left = {
             who: {node: count for node, count in cores.items() if count}
             for who, cores in targets.items()
@@ -89,7 +93,7 @@ class Dealing:
             nodes: The cores of every node.
         """
         used: Counter[NodeId] = Counter()
-        for who in {*promised, *occupied}:
+        for who in {*promised, *occupied} - self._shared:
             has, there = promised.get(who, {}), occupied.get(who, {})
             for node in {*has, *there}:
                 used[node] += max(has.get(node, 0), there.get(node, 0))

@@ -52,7 +52,7 @@ def offered_rate(source: SourceSeen, horizon_s: float = HORIZON_S) -> float:
         BadValueError: A measurement cannot be.
 
     Example:
-        >>> offered_rate(SourceSeen("clicks", seconds=1.0, rows=300, blocked_share=0.7))
+        >>> offered_rate(SourceSeen("clicks", seconds=1.0, rows=250, blocked_share=0.75))
         1000.0
     """
     _require_sane(source)
@@ -137,9 +137,9 @@ def _coming(
         arrived = sum(executor.metrics.rows_arrived for executor in executors)
         by_arrivals, by_route = 0.0, []
         for feeder in topology.feeds[operator]:
-            counts = routed.get(feeder, Counter())
-            total = sum(counts[executor.name] for executor in executors)
-            if total:
+            counts = routed.get(feeder)
+            total = sum(counts[one.name] for one in executors) if counts else 0
+            if counts and total:
                 by_route.append((outflow[feeder] / total, counts))
             else:
                 by_arrivals += outflow[feeder]

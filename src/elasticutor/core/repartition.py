@@ -28,7 +28,7 @@ import numpy.typing as npt
 from elasticutor.core.balancing import plan_reassignments
 from elasticutor.core.ids import NodeId, Peer, ShardId, TaskId
 from elasticutor.core.load import FloatArray
-from elasticutor.errors import BadValueError, OutOfOrderError
+from elasticutor.errors import BadValueError, OutOfOrderError, UnknownShardError
 
 # From whoever decides -----------------------------------------------------------------------------
 
@@ -208,7 +208,6 @@ class Repartitioner:
         self._round: _Round | None = None
         self._rounds = 0
         self._waiting: set[Peer | ShardId] = set()
-        self._since = 0.0
 
     def waiting_for(self) -> list[str]:
         """Who has yet to answer, in words."""
@@ -229,9 +228,20 @@ class Repartitioner:
         return self.move({move.shard: move.destination for move in plan.moves}, now)
 
     def move(self, owners: Mapping[ShardId, int], now: float) -> list[Order]:
-        """Start a round that gives these shards to these executors."""
+        """Start a round that gives these shards to these executors.
+
+        Raises:
+            OutOfOrderError: The last round is not over.
+            UnknownShardError: There is no such shard.
+            BadValueError: There is no such executor.
+        """
         if self.step is not Step.IDLE:
             raise OutOfOrderError("repartitioning", "be idle", self.step.value)
+        for shard, to in owners.items():
+            if not 0 <= shard < len(self.table):
+                raise UnknownShardError("shard", f"be 0 to {len(self.table) - 1}", shard)
+            if not 0 <= to < len(self.executors):
+                raise BadValueError("executor", f"be 0 to {len(self.executors) - 1}", to)
         changes = {shard: to for shard, to in owners.items() if self.table[shard] != to}
         if not changes:
             return []
@@ -242,9 +252,17 @@ class Repartitioner:
         return [PauseUpstream(upstream, self._rounds, self.operator) for upstream in self.upstreams]
 
     def handle(self, event: Event, now: float) -> list[Order]:
-        """Take an answer in; returns what is to be done next."""
+        """Take an answer in; returns what is to be done next.
+
+        Raises:
+            OutOfOrderError: It is not an answer that is waited for.
+            BadValueError: It counts other executors than there are.
+        """
         match event:
             case UpstreamPaused(upstream, number, sent):
+                if len(sent) != len(self.executors):
+                    must = f"be {len(self.executors)}, one for each executor"
+                    raise BadValueError(f"counts of {upstream!r}", must, len(sent))
                 current = self._answered(Step.PAUSING, number, upstream)
                 current.sent = [a + b for a, b in zip(current.sent, sent, strict=True)]
                 return [] if self._waiting else self._drain(current)

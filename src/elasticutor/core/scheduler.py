@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappop, heapreplace
 
 from elasticutor.core.allocation import FULL, Allocation, Demand, Job, allocate
 from elasticutor.core.assignment import Assignment, Holding, assign, assign_naively
@@ -30,6 +30,7 @@ from elasticutor.core.demand import HORIZON_S, Load, job_of, loads_of, offered_r
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.queueing import network_sojourn_s, sojourn_s
 from elasticutor.core.seen import ExecutorSeen, TopologySeen
+from elasticutor.core.sharing import seated
 from elasticutor.errors import BadValueError
 
 
@@ -48,6 +49,9 @@ class SchedulerConfig:
 
     urgent: float = 0.15
     """The gain from which a change waits neither for the next round nor for a cool-down."""
+
+    settle_s: float = 1.5
+    """How long after a plan nothing is urgent: shards on the move disturb what is measured."""
 
     reserve: float = 0.2
     """The share of its demand that an executor may keep cores for."""
@@ -68,7 +72,7 @@ class SchedulerConfig:
     """Whether migration costs and locality are ignored (the paper's naive-EC)."""
 
     def __post_init__(self) -> None:
-        for name in ("interval_s", "cooldown_s", "margin", "urgent", "reserve"):
+        for name in ("interval_s", "cooldown_s", "margin", "urgent", "settle_s", "reserve"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise BadValueError(name, "be finite and at least 0", getattr(self, name))
         for name in ("horizon_s", "phi"):
@@ -114,7 +118,7 @@ class Scheduler:
         self.config = config or SchedulerConfig()
         self._memory: dict[Peer, _Memory] = {}
         self._entry_rates: dict[str, float] = {}
-        self._round_at = -math.inf
+        self._round_at = self._planned_at = -math.inf
 
     def decide(
         self, now: float, nodes: Mapping[NodeId, int], topologies: Sequence[TopologySeen]
@@ -140,7 +144,8 @@ class Scheduler:
             offered = (offered_rate(source, config.horizon_s) for source in topology.sources)
             entry_rates[topology.name] = sum(offered)
         proposal = _Proposal(cluster, topologies, loads, entry_rates, config)
-        urgent = cluster.unplaced or proposal.certain_gain >= config.urgent
+        settled = now - self._planned_at >= config.settle_s
+        urgent = cluster.unplaced or (settled and proposal.certain_gain >= config.urgent)
         if urgent:
             self._remember(now, loads, entry_rates, weight=1.0)
         else:
@@ -149,7 +154,7 @@ class Scheduler:
                 return None
             smooth = self._smoothed(loads)
             proposal = _Proposal(cluster, topologies, smooth, self._entry_rates, config)
-            urgent = proposal.certain_gain >= config.urgent
+            urgent = settled and proposal.certain_gain >= config.urgent
         self._round_at = now
         if cluster.crowded:
             return self._share_out(now, proposal, urgent)
@@ -251,6 +256,7 @@ class Scheduler:
         changed = [who for who, old in cluster.cores.items() if old != cores[who]]
         if not changed:
             return None
+        self._planned_at = now
         for who in changed:
             self._memory[who].changed_at = now
         return Plan(
@@ -398,7 +404,8 @@ class _Proposal:
     def layout(self) -> _Layout:
         """Who has cores of its own, and who shares them on its own node."""
         cluster, work = self.cluster, self._work
-        seats, room, wholes = _seated(cluster, self.need.cores, work)
+        homes = {who: seen.home for who, seen in cluster.executors.items()}
+        seats, room, wholes = seated(cluster.nodes, homes, self.need.cores, work)
         assignment = _assigned(cluster, wholes, room, self._config)
         cores = {**assignment.cores, **{who: {node: 1} for who, node in seats.items()}}
         strain = _strain(work, cores, cluster.nodes)
@@ -468,6 +475,12 @@ def _strain(
     on_node = dict.fromkeys(nodes, 0.0)
     for who, mine in cores.items():
         total = sum(mine.values())
+        if len(mine) == 1 and total:  # most are like this
+            (node,) = mine
+            if node in on_node:
+                on_node[node] += work[who]
+                worst = max(worst, work[who] / total)
+                continue
         if not mine.keys() <= nodes.keys():
             total = sum(count for node, count in mine.items() if node in nodes)
         each = _per_core(work[who], total)
@@ -516,84 +529,3 @@ def _assigned(
     if config.naive:
         return assign_naively(holdings, room)
     return assign(holdings, room, phi=config.phi)
-
-
-def _seated(
-    cluster: _Cluster, need: Mapping[Peer, float], work: Mapping[Peer, float]
-) -> tuple[dict[Peer, NodeId], dict[NodeId, int], dict[Peer, int]]:
-    """Who shares cores and on which node, the cores left to the others, and their numbers.
-
-    An executor shares on its own node, unless that has no core at all. Where too many would, those
-    with the most to do get a core elsewhere, as long as there is one.
-    """
-    pools = _Pools(cluster.nodes)
-    wholes: dict[Peer, int] = {}
-    for who in cluster.executors:
-        if need[who] < 1:
-            pools.seat(who, cluster.executors[who].home, need[who])
-        else:
-            wholes[who] = int(need[who])
-    rich = [(work[who] / (count - 1), who) for who, count in wholes.items() if count > 1]
-    heapify(rich)
-    poor = sorted(wholes, key=lambda who: (-work[who], who))
-    over = sum(wholes.values()) - pools.room
-    while over > 0:
-        if rich:  # who feels it least
-            _, who = heappop(rich)
-            wholes[who] -= 1
-            if wholes[who] > 1:
-                heappush(rich, (work[who] / (wholes[who] - 1), who))
-        else:
-            who = poor.pop()
-            del wholes[who]
-            pools.seat(who, cluster.executors[who].home, min(1.0, work[who]))
-        over = sum(wholes.values()) - pools.room
-    while over < 0 and (found := pools.relieve()) is not None:
-        wholes[found] = 1
-        over = sum(wholes.values()) - pools.room
-    return pools.seats, pools.rooms(), wholes
-
-
-class _Pools:
-    """The cores of each node that executors share there."""
-
-    def __init__(self, nodes: Mapping[NodeId, int]) -> None:
-        self.seats: dict[Peer, NodeId] = {}
-        self.room = sum(nodes.values())
-        """How many cores are left on all nodes."""
-        self._nodes = {node: cores for node, cores in nodes.items() if cores}
-        self._parts: dict[NodeId, dict[Peer, float]] = {node: {} for node in self._nodes}
-        self._sums = dict.fromkeys(self._nodes, 0.0)
-        self._taken = dict.fromkeys(nodes, 0)
-
-    def seat(self, who: Peer, home: NodeId, part: float) -> None:
-        """One more shares, and should have this part of a core."""
-        if home not in self._nodes:
-            home = min(self._nodes, key=lambda node: (self._fullness(node), node))
-        self.seats[who] = home
-        self._parts[home][who] = part
-        self._count(home, part)
-
-    def relieve(self) -> Peer | None:
-        """Unseat whoever should have most where there are fewest cores for all; None: no need."""
-        node = max(self._nodes, key=lambda node: (self._fullness(node), node))
-        parts = self._parts[node]
-        if self._fullness(node) <= 1 or len(parts) == 1:
-            return None
-        who = max(parts, key=lambda who: (parts[who], who))
-        del self.seats[who]
-        self._count(node, -parts.pop(who))
-        return who
-
-    def rooms(self) -> dict[NodeId, int]:
-        """How many cores are left on each node."""
-        return {node: self._nodes.get(node, 0) - taken for node, taken in self._taken.items()}
-
-    def _fullness(self, node: NodeId) -> float:
-        return self._sums[node] / self._nodes[node]
-
-    def _count(self, node: NodeId, part: float) -> None:
-        self._sums[node] += part
-        taken = min(self._nodes[node], max(1, round(self._sums[node])))
-        self.room -= taken - self._taken[node]
-        self._taken[node] = taken

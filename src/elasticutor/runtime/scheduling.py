@@ -229,7 +229,7 @@ class CoreScheduler:
                 state_bytes=round(plan.cost_bytes),
                 phi=None if plan.phi == float("inf") else plan.phi,
             )
-        dealing = Dealing({named: plan.cores[named] for named in plan.changed})
+        dealing = Dealing({named: plan.cores[named] for named in plan.changed}, plan.shared)
         self._carrying = _Carrying(dealing, time.monotonic() + _GRANT_S, frozenset(nodes))
         self._order(dealing.give_up(self._promised()))
         self._go_on()

@@ -105,7 +105,7 @@ class Allotment:
 
     def _begin(self, plan: Plan) -> None:
         self._until = self._world.loop.now + GRANT_S
-        self._dealing = Dealing({name: plan.cores[name] for name in plan.changed})
+        self._dealing = Dealing({name: plan.cores[name] for name in plan.changed}, plan.shared)
         self._order(self._dealing.give_up(self.cores))
         self._go_on(None)
 
