@@ -104,6 +104,20 @@ def test_a_surge_in_the_middle_of_a_cool_down_is_answered_once_the_last_plan_has
     assert settling.decide(settling.config.settle_s, {A: 20}, [surge]) is not None
 
 
+def test_a_backlog_that_is_being_worked_off_does_not_change_cores_again() -> None:
+    scheduler = Scheduler()
+    cores = {"e": {A: 1}, "f": {A: 1}}
+    surge = seen({"e": 4.0, "f": 4.0}, cores)
+    assert scheduler.decide(0.0, {A: 12}, [surge]) is not None
+    cores = {"e": {A: 5}, "f": {A: 7}}
+    later = scheduler.config.settle_s + 0.3
+    behind = seen({"e": 4.0, "f": 4.0}, cores, backlog_rows=round(9 * SERVICE_RATE))
+    assert Scheduler().decide(later, {A: 12}, [behind]) is not None  # had nothing changed before
+    assert scheduler.decide(later, {A: 12}, [behind]) is None
+    lacking = seen({"e": 6.0, "f": 2.0}, cores, backlog_rows=round(9 * SERVICE_RATE))
+    assert scheduler.decide(later + 0.3, {A: 12}, [lacking]) is not None
+
+
 def test_a_backlog_brings_cores_though_no_more_arrives() -> None:
     scheduler = Scheduler()
     start = seen({"e": 0.5}, {"e": {A: 1}})

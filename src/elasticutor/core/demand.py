@@ -43,6 +43,8 @@ class Load:
     """How many shards have anything to do: no further core would get one."""
     certain_work: float
     """The part of the useful work that cannot be chance: backlog, and arrivals `CHANCE` less."""
+    coming_work: float = 0.0
+    """The useful work without the backlog."""
 
 
 def offered_rate(source: SourceSeen, horizon_s: float = HORIZON_S) -> float:
@@ -93,7 +95,8 @@ def loads_of(topology: TopologySeen, horizon_s: float = HORIZON_S) -> dict[Peer,
             useful, busy = shards.useful(len(loads), work)
             sure = fresh * max(0.0, 1 - CHANCE / math.sqrt(rows)) if rows else 0.0
             certain = useful * ((sure + waiting) / rate) if rate else 0.0
-            loads[executor.name] = Load(rate, service_rate, useful, busy, certain)
+            coming_work = useful * (fresh / rate) if rate else 0.0
+            loads[executor.name] = Load(rate, service_rate, useful, busy, certain, coming_work)
     return loads
 
 

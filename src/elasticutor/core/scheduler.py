@@ -145,6 +145,8 @@ class Scheduler:
             entry_rates[topology.name] = sum(offered)
         proposal = _Proposal(cluster, topologies, loads, entry_rates, config)
         settled = now - self._planned_at >= config.settle_s
+        if now - self._planned_at < config.cooldown_s:
+            settled = settled and not _copes(cluster, topologies, loads)
         urgent = cluster.unplaced or (settled and proposal.certain_gain >= config.urgent)
         if urgent:
             self._remember(now, loads, entry_rates, weight=1.0)
@@ -188,7 +190,7 @@ class Scheduler:
         for who, load in loads.items():
             work = self._memory[who].work
             certain = work * (load.certain_work / load.useful_work) if load.useful_work else 0.0
-            smooth[who] = Load(load.arrival_rate, load.service_rate, work, load.shards, certain)
+            smooth[who] = replace(load, useful_work=work, certain_work=certain)
         return smooth
 
     # Where there is a core for everybody
@@ -430,6 +432,18 @@ class _Proposal:
                 what += ", shared"
             reasons[who] = f"{what}: {self._work[who]:.2f} cores of work; {why[who]}"
         return reasons
+
+
+def _copes(
+    cluster: _Cluster, topologies: Sequence[TopologySeen], loads: Mapping[Peer, Load]
+) -> bool:
+    """Whether everybody has cores enough for what comes, and only has to work off a backlog.
+
+    To deal the cores out anew while it does would delay that.
+    """
+    if any(source.rate == math.inf for seen in topologies for source in seen.sources):
+        return False
+    return all(loads[who].coming_work <= FULL * have for who, have in cluster.have.items())
 
 
 def _fall(before: float, after: float) -> float:
