@@ -118,6 +118,14 @@ def test_a_backlog_that_is_being_worked_off_does_not_change_cores_again() -> Non
     assert scheduler.decide(later + 0.3, {A: 12}, [lacking]) is not None
 
 
+def test_an_executor_that_falls_silent_is_no_error() -> None:
+    scheduler = Scheduler()
+    cores = {"e": {A: 2}, "f": {A: 2}}
+    assert scheduler.decide(0.0, {A: 4}, [seen({"e": 1.0, "f": 1.0}, cores)]) is None
+    for number in range(1, 6):
+        assert scheduler.decide(1.0 * number, {A: 4}, [seen({"e": 0.0, "f": 0.0}, cores)]) is None
+
+
 def test_a_backlog_brings_cores_though_no_more_arrives() -> None:
     scheduler = Scheduler()
     start = seen({"e": 0.5}, {"e": {A: 1}})

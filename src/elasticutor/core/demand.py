@@ -114,7 +114,7 @@ def job_of(
     for executor in topology.executors:
         load = loads[executor.name]
         rate, service_rate = 0.0, 0.0
-        if load.useful_work:
+        if load.useful_work and load.service_rate > 0:  # NaN while nothing was measured
             rate, service_rate = load.useful_work * load.service_rate, load.service_rate
         demands.append(Demand(executor.name, rate, service_rate, most=max(1, load.shards)))
     if entry_rate is None:
