@@ -69,12 +69,6 @@ def test_more_than_there_is_is_refused_with_a_hint() -> None:
         place([(Peer("a"), 3)], {NodeId("n0"): 1, NodeId("n1"): 1, NodeId("n2"): -4})
 
 
-def test_without_nodes_nobody_can_be_placed() -> None:
-    assert place([], {}) == {}
-    with pytest.raises(BadValueError, match="0 that are free on 0 nodes"):
-        place([(Peer("a"), 1)], {})
-
-
 @pytest.mark.parametrize("cores", [0, -1])
 def test_an_executor_without_cores_is_refused(cores: int) -> None:
     with pytest.raises(BadValueError, match="cores of 'a' must be at least 1"):
@@ -131,3 +125,10 @@ def test_without_even_one_core_each_the_last_share_those_of_their_own_nodes() ->
     wanted = [(Peer(name), 2) for name in "abcd"]
     placed = place(wanted, {NodeId("n0"): 1, NodeId("n1"): 2}, share=True)
     assert [p.cores for p in placed.values()] == [{"n0": 1}, {"n1": 1}, {"n0": 1}, {"n1": 1}]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_nowhere_to_be_is_an_error(share: bool) -> None:
+    with pytest.raises(BadValueError, match="nodes must be there"):
+        place([(Peer("a"), 1)], {}, share=share)
+    assert place([], {}, share=share) == {}

@@ -38,8 +38,8 @@ def place(
             node if there are not even that many, and shares it with others there.
 
     Raises:
-        BadValueError: There are fewer cores than wanted, an executor wants none, or two have one
-            name.
+        BadValueError: There are fewer cores than wanted, or no nodes at all, an executor wants
+            none, or two have one name.
 
     Example:
         >>> place(  # doctest: +NORMALIZE_WHITESPACE
@@ -49,6 +49,8 @@ def place(
          'b': Placement(node='n1', cores={'n1': 1, 'n0': 1})}
     """
     _require_executors(executors)
+    if executors and not free:
+        raise BadValueError("nodes", "be there", "none", "wait for them, or make a new cluster")
     left = Counter({node: max(0, cores) for node, cores in free.items()})
     wanted, there = sum(cores for _, cores in executors), left.total()
     if wanted > there and share:
