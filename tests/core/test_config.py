@@ -26,7 +26,7 @@ TIMES = (
     "steady_half_life_s",
     "backlog_horizon_s",
 )
-OTHERS = ("outputs", "balance_threshold")
+OTHERS = ("outputs", "balance_threshold", "chance")
 
 NONSENSE: list[tuple[str, Any]] = [
     *((name, value) for name in COUNTS for value in (0, -1)),
@@ -34,6 +34,7 @@ NONSENSE: list[tuple[str, Any]] = [
     *((name, bad) for name in COUNTS if name != "min_chunks" for bad in (math.nan, math.inf)),
     *((name, value) for name in TIMES for value in (0.0, 1e-7, -1.0, math.nan, math.inf)),
     *(("balance_threshold", value) for value in (0.0, 0.99, -1.2, math.nan, math.inf)),
+    *(("chance", value) for value in (-0.1, math.nan, math.inf)),
     ("outputs", "drop"),
     ("outputs", ""),
     ("max_credit_bytes", 64 * 1024 - 1),

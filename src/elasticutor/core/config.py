@@ -65,6 +65,9 @@ class ExecutorConfig:
     balance_threshold: float = 1.2
     """θ: the largest load of a task over the mean that is left alone (paper 3.1)."""
 
+    chance: float = 2.0
+    """How many standard deviations of mere chance a load may be uneven by beyond θ."""
+
     max_moves: int = 16
     """How many shards may be on the move at once."""
 
@@ -85,6 +88,7 @@ class ExecutorConfig:
         _require_whole("max_chunks", self.max_chunks, least=self.min_chunks)
         _require_whole("max_credit_bytes", self.max_credit_bytes, least=self.min_credit_bytes)
         _require("balance_threshold", self.balance_threshold, least=1)
+        _require("chance", self.chance, least=0)
         for name in ("window_s", "chunk_s", "credit_s", "load_half_life_s"):
             _require(name, getattr(self, name), least=1e-6)
         for name in ("steady_half_life_s", "backlog_horizon_s"):

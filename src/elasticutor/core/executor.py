@@ -356,11 +356,11 @@ class ElasticExecutor:
         """
         tasks = sum(task.staying for task in self.tasks.values())
         threshold = self.config.balance_threshold
-        if self._arrange(now, threshold + _CHANCE * self._data.noise(tasks)):
+        if self._arrange(now, threshold + self.config.chance * self._data.noise(tasks)):
             self._data.has_changed()
         elif tasks > 1 and not self.moves:
             loads = self._data.steady_loads()
-            threshold += _CHANCE * self._data.steady_noise(tasks)
+            threshold += self.config.chance * self._data.steady_noise(tasks)
             self._arrange(now, threshold, loads=loads)
 
     def _arrange(
@@ -584,9 +584,6 @@ class ElasticExecutor:
 
 
 _NEW_CORE_THRESHOLD = 1.05
-
-_CHANCE = 2.0
-"""How many standard deviations of chance a load may be uneven by before shards are moved."""
 
 
 _HANDLERS: dict[type, Callable[[ElasticExecutor, Any, float], None]] = {
