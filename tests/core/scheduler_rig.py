@@ -11,11 +11,10 @@ import numpy as np
 
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.metrics import ExecutorMetrics
-from elasticutor.core.scheduler import Plan, Scheduler
+from elasticutor.core.scheduler import LOOK_S, Plan, Scheduler
 from elasticutor.core.seen import ExecutorSeen, SourceSeen, TopologySeen
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
-LOOK_S = 0.25
 SHARDS = 64
 SERVICE_RATE = 1000.0
 

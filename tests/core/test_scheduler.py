@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.core.scheduler_rig import (
-    LOOK_S,
     SERVICE_RATE,
     A,
     B,
@@ -26,7 +26,7 @@ from tests.core.scheduler_rig import (
 )
 
 from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.scheduler import Plan, Scheduler, SchedulerConfig
+from elasticutor.core.scheduler import LOOK_S, Plan, Scheduler, SchedulerConfig
 from elasticutor.core.seen import ExecutorSeen, TopologySeen
 from elasticutor.errors import BadValueError
 
@@ -116,6 +116,20 @@ def test_a_backlog_that_is_being_worked_off_does_not_change_cores_again() -> Non
     assert scheduler.decide(later, {A: 12}, [behind]) is None
     lacking = seen({"e": 6.0, "f": 2.0}, cores, backlog_rows=round(9 * SERVICE_RATE))
     assert scheduler.decide(later + 0.3, {A: 12}, [lacking]) is not None
+
+
+def test_an_executor_whose_cores_are_fixed_feeds_others_and_is_left_alone() -> None:
+    """What it puts out is the demand of the next, though nobody deals out its own cores."""
+    busy = measured(arrived=1000, cores=1)
+    first = replace(executor("t.a", busy, operator="a"), fixed=True)
+    second = executor("t.b", measured(arrived=1000, cores=1), operator="b")
+    chain = topology(
+        first, second, sources=[source(4000.0, rows=4000)], feeds={"a": ("s",), "b": ("a",)}
+    )
+    plan = Scheduler().decide(0.0, {A: 8}, [chain])
+    assert plan is not None
+    assert set(plan.cores) == {Peer("t.b")}
+    assert numbers(plan)["t.b"] >= 4
 
 
 def test_an_executor_that_falls_silent_is_no_error() -> None:

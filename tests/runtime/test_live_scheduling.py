@@ -9,6 +9,7 @@ from elasticutor.bench.work import Emulate
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.scheduler import Plan
 from elasticutor.core.seen import TopologySeen
+from elasticutor.runtime import scheduling
 from elasticutor.runtime.cluster import ProcessCluster
 from elasticutor.runtime.run import Run
 from elasticutor.sinks import NoSink
@@ -106,6 +107,39 @@ def test_more_executors_than_cores_share_them(cluster: ProcessCluster) -> None:
     metrics = run.metrics
     wait_until(lambda: metrics().rows_out > 200, "outputs of executors that share cores")
     run.stop()
+
+
+def test_a_plan_whose_cores_never_become_free_is_given_up_and_the_next_one_is_made(
+    cluster: ProcessCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduling, "GRANT_S", 0.5)
+    run = cluster.submit(working(0.5), latency_target=None)
+    scheduler = cluster._scheduler
+    assert scheduler is not None
+    (home,) = run.cores("work", 0)
+    who = Peer(f"{run.id}/work.0")
+    plan = Plan({who: {home: 9}}, {who: ""}, frozenset(), 1.0, 0.0, 1.0)
+    before = {who: run.cores("work", 0)}
+    seen = TopologySeen(run.id, (), (), {}, 0.1)
+    cluster._hub.call(lambda: scheduler._begin(plan, {home: 9}, [seen], before))
+    wait_until(lambda: run.events("plan dropped"), "the end of a plan that cannot be")
+    assert "did not get its cores" in run.events("plan dropped")[0]["reason"]
+    assert scheduler._carrying is None
+    run.cancel()
+
+
+def test_cores_set_by_hand_upstream_do_not_keep_the_next_operator_from_getting_its_own(
+    cluster: ProcessCluster,
+) -> None:
+    topology = Topology("chain")
+    stream = topology.source("gen", Generator(rate=230.0, zipf=0.2, payload=0))
+    first = topology.operator("first", Emulate(0.001), stream, key="key")
+    second = topology.operator("work", Emulate(0.01), first, key="key")
+    topology.sink("out", NoSink(), second)
+    run = cluster.submit(topology)
+    run.set_cores("first", 0, 1)
+    wait_until(lambda: tasks_of(run) >= 3, "three cores for 2.3 cores' worth of load")
+    run.cancel()
 
 
 def test_a_plan_that_was_overtaken_is_dropped_whole(cluster: ProcessCluster) -> None:

@@ -26,6 +26,7 @@ from elasticutor.bench.width import chunks_of
 from elasticutor.bench.work import Emulate
 from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.paradigm import Paradigm
+from elasticutor.core.scheduler import SchedulerConfig
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.cluster import BaseCluster
 from elasticutor.runtime.ledger import Moment
@@ -336,8 +337,9 @@ def _moves(run: Run) -> tuple[tuple[float, ...], tuple[float, ...]]:
     )
 
 
-def _core_changes(run: Run, cooldown_s: float = 10.0) -> tuple[int, int]:
+def _core_changes(run: Run) -> tuple[int, int]:
     """How often an executor's cores were changed, and how often again within a cool-down."""
+    cooldown_s = SchedulerConfig().cooldown_s
     last: dict[str, float] = {}
     changes = quick = 0
     for event in run.events("cores planned"):

@@ -14,6 +14,9 @@ from elasticutor.core.ids import NodeId, Peer
 
 Cores: TypeAlias = Mapping[NodeId, int]
 
+GRANT_S = 10.0
+"""How long a plan may wait for cores to become free before it is given up, in seconds."""
+
 
 class Dealing:
     """A plan on its way.

@@ -112,6 +112,8 @@ def job_of(
     """
     demands = []
     for executor in topology.executors:
+        if executor.fixed:
+            continue
         load = loads[executor.name]
         rate, service_rate = 0.0, 0.0
         if load.useful_work and load.service_rate > 0:  # NaN while nothing was measured

@@ -33,6 +33,9 @@ from elasticutor.core.seen import ExecutorSeen, TopologySeen
 from elasticutor.core.sharing import seated
 from elasticutor.errors import BadValueError
 
+LOOK_S = 0.25
+"""How often whoever drives a scheduler should have it decide, in seconds, or more often."""
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -294,7 +297,12 @@ class _Cluster:
 
     @classmethod
     def seen(cls, nodes: Mapping[NodeId, int], topologies: Sequence[TopologySeen]) -> _Cluster:
-        executors = {seen.name: seen for topology in topologies for seen in topology.executors}
+        executors = {
+            seen.name: seen
+            for topology in topologies
+            for seen in topology.executors
+            if not seen.fixed
+        }
         cores: dict[Peer, Mapping[NodeId, int]] = {}
         have: dict[Peer, int] = {}
         left = dict(nodes)

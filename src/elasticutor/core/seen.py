@@ -38,6 +38,8 @@ class ExecutorSeen:
     cores: Mapping[NodeId, int]
     """What it has at the end of the interval, or has been promised."""
     metrics: ExecutorMetrics
+    fixed: bool = False
+    """Whether its cores are not to be changed, and are none of those to be dealt out."""
 
 
 @dataclass(frozen=True, slots=True)

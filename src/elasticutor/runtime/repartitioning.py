@@ -78,14 +78,14 @@ class Lead:
         """An executor has said how much each shard is to do."""
         self._loads[message.who] = message.loads
 
-    def tick(self) -> None:
-        """Start a round if one is needed; nobody may be waited for without end."""
+    def tick(self, *, may_begin: bool) -> None:
+        """Start a round if one is needed and may be; nobody may be waited for without end."""
         now = time.monotonic()
         if self.busy:
             if now - self._since > ROUND_S:
                 waits = "; ".join(self._core.waiting_for())
                 self._run.fail_for(self.operator, f"a repartitioning took too long: {waits}")
-        elif len(self._loads) == len(self._core.executors):
+        elif may_begin and len(self._loads) == len(self._core.executors):
             loads = np.sum(list(self._loads.values()), axis=0)
             self._since = now
             self._enact(self._core.balance(loads, now))

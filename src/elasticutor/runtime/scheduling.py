@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elasticutor.core.dealing import Dealing
+from elasticutor.core.dealing import GRANT_S, Dealing
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.metrics import ExecutorMetrics
-from elasticutor.core.scheduler import Plan, Scheduler, SchedulerConfig
+from elasticutor.core.scheduler import LOOK_S, Plan, Scheduler, SchedulerConfig
 from elasticutor.core.seen import ExecutorSeen, SourceSeen, TopologySeen
 from elasticutor.runtime import messages as say
 
@@ -30,12 +30,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.25
-"""How often measurements are looked at; a change that can wait is made every `schedule_s` only."""
 _SHORTEST_S = 0.2
 """Less than this is too little to go by."""
-_GRANT_S = 10.0
-"""How long a plan may wait for cores to become free."""
 
 
 class Interval:
@@ -123,7 +119,7 @@ class CoreScheduler:
         self._thread.join(5.0)
 
     def _run(self) -> None:
-        look_s = min(_LOOK_S, self._interval_s)
+        look_s = min(LOOK_S, self._interval_s)
         while not self._over.wait(look_s):
             for name, scheduler in self._schedulers.items():
                 try:
@@ -157,14 +153,14 @@ class CoreScheduler:
 
     def _look(self, name: str) -> tuple[dict[NodeId, int], list[TopologySeen]] | None:
         """The nodes with the cores that may be dealt out, and what was measured; None: not yet."""
+        self._go_on()  # also when nobody says anything: a plan must not wait without end
         runs = self._scheduled(name)
         if self._carrying is not None or not runs:
             return None
-        if not all(run.interval.complete(run.scheduled_executors, run.sources) for run in runs):
+        if not all(run.interval.complete(run.executors, run.sources) for run in runs):
             return None
         nodes = {node: up.cores for node, up in self._hub.nodes.items()}
-        for who, cores in self._others(runs):
-            del who
+        for cores in self._others(runs):
             for node, count in cores.items():
                 if node in nodes:
                     nodes[node] = max(0, nodes[node] - count)
@@ -173,13 +169,13 @@ class CoreScheduler:
             return None
         return nodes, topologies
 
-    def _others(self, runs: Sequence[Supervisor]) -> Iterator[tuple[Peer, Mapping[NodeId, int]]]:
-        """Executors whose cores are not the scheduler's to deal out."""
+    def _others(self, runs: Sequence[Supervisor]) -> Iterator[Mapping[NodeId, int]]:
+        """The cores of executors that are not the scheduler's to deal out."""
         for run in self._hub.runs.values():
             if not run.is_over:
                 for who, cores in run.cores.items():
                     if run not in runs or who in run.by_hand:
-                        yield who, cores
+                        yield cores
 
     def _seen(self, run: Supervisor) -> TopologySeen:
         metrics, sources = run.interval.take()
@@ -194,8 +190,9 @@ class CoreScheduler:
                     run.home(who),
                     dict(run.cores[who]),
                     metrics[who],
+                    fixed=who in run.by_hand,
                 )
-                for who in run.scheduled_executors
+                for who in run.executors
             ),
             run.feeds,
             run.latency_target,
@@ -230,7 +227,7 @@ class CoreScheduler:
                 phi=None if plan.phi == float("inf") else plan.phi,
             )
         dealing = Dealing({named: plan.cores[named] for named in plan.changed}, plan.shared)
-        self._carrying = _Carrying(dealing, time.monotonic() + _GRANT_S, frozenset(nodes))
+        self._carrying = _Carrying(dealing, time.monotonic() + GRANT_S, frozenset(nodes))
         self._order(dealing.give_up(self._promised()))
         self._go_on()
 
@@ -303,7 +300,7 @@ class CoreScheduler:
             name, who = _parts(named)
             run = self._hub.runs.get(name)
             if run is not None and not run.is_over:
-                reason = f"{who} did not get its cores within {_GRANT_S:g} s"
+                reason = f"{who} did not get its cores within {GRANT_S:g} s"
                 run.journal.write("plan dropped", run=name, reason=reason)
 
 

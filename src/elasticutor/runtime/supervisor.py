@@ -112,10 +112,10 @@ class Supervisor:
         self._end_by = float("inf")
         self._book: dict[str, Endpoint] = {}
         self.pids: dict[str, int] = {}
-        self._executors = _processes(plan.operators)
+        self.executors = _processes(plan.operators)
         self.sources = _processes(plan.sources)
         self._sinks = _processes(plan.sinks)
-        self._everybody = (*self._executors, *self.sources, *self._sinks)
+        self._everybody = (*self.executors, *self.sources, *self._sinks)
         self._hosts_up: dict[int, str] = {}
         """Hosts of sources and sinks, and in words where they are."""
         self._exhausted: set[Peer] = set()
@@ -129,7 +129,7 @@ class Supervisor:
         self._callbacks: list[Callable[[], None]] = []
         self.recounts: dict[Peer, tuple[str, ...]] = {}
         self.state_read: dict[int, list[say.StateRead]] = {}
-        self.coordinator = co.Coordinator(self._executors, self.sources, self._sinks)
+        self.coordinator = co.Coordinator(self.executors, self.sources, self._sinks)
         self._leads = self._make_leads() if paradigm == "rc" else {}
         self._drains = False  # as soon as no shard is on the move between executors
         for sink in plan.sinks:
@@ -308,11 +308,6 @@ class Supervisor:
         return self.phase is RunPhase.ENDED
 
     @property
-    def scheduled_executors(self) -> tuple[Peer, ...]:
-        """Those whose cores the scheduler may change."""
-        return tuple(who for who in self._executors if who not in self.by_hand)
-
-    @property
     def feeds(self) -> dict[str, tuple[str, ...]]:
         """What every operator and sink is fed by."""
         operators = {operator.name: operator.inputs for operator in self.plan.operators}
@@ -373,8 +368,8 @@ class Supervisor:
             self._drained()
             self.end()
             return
-        self._restless = set(self._executors)
-        for who in self._executors:
+        self._restless = set(self.executors)
+        for who in self.executors:
             self._send(who, say.Rest())
 
     def _on_rested(self, who: Peer) -> None:
@@ -479,9 +474,9 @@ class Supervisor:
         if self.phase is not RunPhase.ENDED:
             for number in self._hosts_up:
                 self._send(ends_name(number), say.Beat())
-        if self.phase is RunPhase.RUNNING and not self._drains:
+        if self.phase is RunPhase.RUNNING:
             for lead in self._leads.values():
-                lead.tick()
+                lead.tick(may_begin=not self._drains)
         if self.phase is RunPhase.STARTING and now > self._start_by:
             self.fail(RunError("run", "start in time", f"did not start in time: {self.missing()}"))
         if self.phase is RunPhase.ENDING and now > self._end_by:

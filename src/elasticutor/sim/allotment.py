@@ -10,20 +10,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from elasticutor.core import events as ev
-from elasticutor.core.dealing import Dealing
+from elasticutor.core.dealing import GRANT_S, Dealing
 from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.scheduler import Plan, Scheduler
+from elasticutor.core.scheduler import LOOK_S, Plan, Scheduler
 from elasticutor.core.seen import ExecutorSeen, TopologySeen
 from elasticutor.sim.elastic_hosts import ElasticHost
 from elasticutor.sim.machines import HEADER_BYTES
 from elasticutor.sim.processes import World
 from elasticutor.sim.upstreams import Upstream
-
-LOOK_S = 0.25
-"""How often measurements are looked at, as live."""
-
-GRANT_S = 10.0
-"""How long a plan may wait for cores to become free, as live; then it is abandoned."""
 
 _DRIVER = 0
 """The number of the node that the scheduler is on."""
