@@ -36,8 +36,13 @@ def coordinator() -> Coordinator:
     return Coordinator(EXECUTORS, SOURCES, SINKS)
 
 
-def begun(attempt: int, base: int) -> list[Order]:
-    return [BeginAttempt(who, Attempt(attempt), Epoch(base), Epoch(base + 1)) for who in RECEIVERS]
+def begun(attempt: int, base: int, note: str | None = None) -> list[Order]:
+    """All are told to begin, and the sink what it is to commit once more."""
+    notes = {TABLE: note}
+    return [
+        BeginAttempt(who, Attempt(attempt), Epoch(base), Epoch(base + 1), notes.get(who))
+        for who in RECEIVERS
+    ]
 
 
 def ready(coordinator: Coordinator) -> list[Order]:
@@ -147,7 +152,7 @@ def test_a_topology_may_do_without_sinks() -> None:
 
 def test_it_starts_from_a_manifest() -> None:
     made = coordinator()
-    assert made.start(Epoch(7), {CLICKS: 70, TABLE: "done"}) == begun(1, 7)
+    assert made.start(Epoch(7), {CLICKS: 70, TABLE: "done"}) == begun(1, 7, "done")
     assert ready(made) == [
         StartSource(CLICKS, Attempt(1), Epoch(8), 70),
         StartSource(VIEWS, Attempt(1), Epoch(8), None),
@@ -201,7 +206,7 @@ def test_who_is_waited_for_can_be_asked() -> None:
 @pytest.mark.parametrize("phase", ["running", "ending"])
 def test_a_failure_leads_back_to_the_last_committed_epoch(phase: str, who: Peer) -> None:
     made = in_phase(phase, epochs=2)
-    assert made.handle(failure(made, who)) == begun(2, 2)
+    assert made.handle(failure(made, who)) == begun(2, 2, "table wrote 20")
     assert ready(made) == started(2, 3, 20)
     made.handle(EpochDue())
     assert prepare(made, 33) == [WriteManifest(Epoch(3), Attempt(2), Epoch(2), notes_of(33))]
@@ -232,7 +237,7 @@ def test_a_manifest_written_after_a_failure_is_the_new_base(failures: int) -> No
     made = in_phase("writing", epochs=2)
     for who in (COUNT, CLICKS)[:failures]:
         made.handle(failure(made, who))
-    assert made.handle(ManifestWritten(Epoch(3))) == begun(2, 3)
+    assert made.handle(ManifestWritten(Epoch(3))) == begun(2, 3, "table's note")
     assert ready(made) == [
         StartSource(CLICKS, Attempt(2), Epoch(4), "clicks's note"),
         StartSource(VIEWS, Attempt(2), Epoch(4), "views's note"),
@@ -244,7 +249,8 @@ def test_a_manifest_that_failed_leaves_the_old_base(failed_before: bool) -> None
     made = in_phase("writing", epochs=2)
     if failed_before:
         made.handle(failure(made))
-    assert made.handle(ManifestFailed(Epoch(3), "the disk is full")) == begun(2, 2)
+    again = made.handle(ManifestFailed(Epoch(3), "the disk is full"))
+    assert again == begun(2, 2, "table wrote 20")
     assert ready(made) == started(2, 3, 20)
 
 

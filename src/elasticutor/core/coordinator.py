@@ -48,7 +48,8 @@ class ParticipantPrepared:
     attempt: Attempt
     epoch: Epoch
     note: Any = None
-    """Kept in the manifest: the offset of a source, the commit message of a sink."""
+    """Kept in the manifest: the offset of a source, the commit message of a sink, what an executor's
+    nodes said of the increments that they wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,8 @@ class BeginAttempt:
     attempt: Attempt
     base: Epoch
     epoch: Epoch
+    note: Any = None
+    """What the base's manifest says of a sink, which commits that once more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,7 @@ class Coordinator:
     Example:
         >>> coordinator = Coordinator(executors=["count"], sources=["clicks"], sinks=[])
         >>> coordinator.start()
-        [BeginAttempt(who='count', attempt=1, base=0, epoch=1)]
+        [BeginAttempt(who='count', attempt=1, base=0, epoch=1, note=None)]
         >>> coordinator.handle(ParticipantReady("count", 1))
         [StartSource(who='clicks', attempt=1, epoch=1, offset=None)]
         >>> coordinator.handle(EpochDue())
@@ -242,7 +245,11 @@ class Coordinator:
         self._unready = set(receivers)
         self._prepared = {}
         self._failure = None
-        return [BeginAttempt(who, self.attempt, self.committed, self.epoch) for who in receivers]
+        notes = {sink: self._notes.get(sink) for sink in self._sinks}
+        return [
+            BeginAttempt(who, self.attempt, self.committed, self.epoch, notes.get(who))
+            for who in receivers
+        ]
 
     def _on_ready(self, event: ParticipantReady) -> list[Order]:
         self._require_attempt(event.attempt)

@@ -13,6 +13,7 @@ that starts from it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, TaskId
 from elasticutor.errors import OutOfOrderError, StaleAttemptError
@@ -36,6 +37,8 @@ class Epochs:
     """Nodes that have yet to make the sealed epoch durable; None unless they were told to."""
     sealed: Epoch | None = None
     """The epoch being made durable; not None iff `persisting` is not None."""
+    notes: list[Any] = field(default_factory=list)
+    """What nodes said of the increments of the sealed epoch."""
     touched: bool = False
     """Whether anything of the open epoch was handed to a task."""
 
@@ -61,6 +64,7 @@ class Epochs:
         self.flushing = None
         self.persisting = None
         self.sealed = None
+        self.notes = []
         self.touched = False
 
     def continues(self, base: Epoch) -> bool:
@@ -87,6 +91,7 @@ class Epochs:
         """All tasks have flushed: the epoch is closed, the next one open."""
         self.sealed = self.open
         self.persisting = nodes
+        self.notes = []
         self.open = Epoch(self.open + 1)
         self.marked = set()
         self.flushing = None

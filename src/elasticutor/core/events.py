@@ -252,6 +252,8 @@ class IncrementPersisted:
     attempt: Attempt
     epoch: Epoch
     size: int
+    note: Any = None
+    """What the manifest should say of it; handed on as it is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -538,8 +538,11 @@ class ElasticExecutor:
         if event.node not in waiting or event.epoch != self.epochs.sealed:
             raise OutOfOrderError(f"node {event.node!r}", "have been told to persist", event.epoch)
         waiting.discard(event.node)
+        if event.note is not None:
+            self.epochs.notes.append(event.note)
         if not waiting:
-            self._emit(do.ReportPrepared(self.epochs.attempt, self.epochs.prepare()))
+            notes = tuple(self.epochs.notes)
+            self._emit(do.ReportPrepared(self.epochs.attempt, self.epochs.prepare(), notes))
 
     def _on_epoch_committed(self, event: ev.EpochCommitted, now: float) -> None:
         self.epochs.require_attempt(event.attempt)

@@ -213,6 +213,8 @@ class ReportPrepared:
 
     attempt: Attempt
     epoch: Epoch
+    notes: tuple[Any, ...] = ()
+    """What the nodes said of their increments, for the manifest."""
 
 
 @dataclass(frozen=True, slots=True)

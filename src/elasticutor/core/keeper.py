@@ -118,11 +118,11 @@ class Keeper:
         copy.cursor = cursor
         return [piece, CopyOn(move)]
 
-    def written(self, increment: WriteIncrement) -> list[Errand]:
-        """The increment is durable."""
+    def written(self, increment: WriteIncrement, note: Any = None) -> list[Errand]:
+        """The increment is durable; the note is for the manifest."""
         records = [record for shard in increment.shards.values() for record in shard]
         size = sum(record.size for record in records)
-        return [ev.IncrementPersisted(self.node, increment.attempt, increment.epoch, size)]
+        return [ev.IncrementPersisted(self.node, increment.attempt, increment.epoch, size, note)]
 
     def restored(self, read: ReadShard, records: Iterable[Record]) -> list[Errand]:
         """The shard's state has come from the checkpoint."""
