@@ -188,6 +188,11 @@ class Operator:
     output: ClassVar[Any]
     """What it makes: a Spark DDL string, a Spark `StructType` or a `pyarrow.Schema`."""
 
+    state_schema: ClassVar[Any] = None
+    """What a key's state is, in any form that `output` can have, if checkpoints should hold it in
+    typed columns: with one column the state is that value, with several a dictionary or a tuple of
+    them, and in either case it may be kept by `set_array`. None: any object, kept as bytes."""
+
     def open(self, context: Context) -> None:
         """Called once in each task, before the first row: the place for what cannot be pickled."""
 

@@ -74,6 +74,9 @@ class Reader(ABC):
     """What it would give per second if nothing held it up, for the scheduler: infinity if that is
     all it has at once; None where it does not know, and has to be measured."""
 
+    checkpointed: bool = False
+    """Whether the run has a checkpoint, and `committed` is called; set before the first `poll`."""
+
     @abstractmethod
     def poll(self, now: float, max_rows: int) -> Offer | None:
         """What is due by now, at most so many tuples (at least 1); None if nothing is yet.
@@ -88,6 +91,14 @@ class Reader(ABC):
         Asked when `poll` had nothing, and never of a reader that is exhausted.
         """
         return 0.01
+
+    def committed(self, offset: Any) -> None:  # noqa: B027 (most keep nothing for a replay)
+        """An epoch that ended at this offset is committed: nothing before it is asked for again.
+
+        For readers that hold on to what was read until then: they may delete or acknowledge it
+        here. Offsets come in their order. After a failure some may be left out; the next one covers
+        them. Only in a run with a checkpoint.
+        """
 
     def close(self) -> None:  # noqa: B027 (most have nothing to close)
         """Let go of files and connections. Called once, whatever happened."""

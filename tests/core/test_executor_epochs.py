@@ -57,10 +57,30 @@ def test_an_epoch_ends_with_markers_then_flushes_then_increments_then_is_prepare
         do.EmitMarker(D, ONE, Epoch(1)),
         do.PersistIncrement(A, ONE, Epoch(1), (S0, S1)),
         do.PersistIncrement(B, ONE, Epoch(1), (S2, S3)),
+        do.ReportSealed(ONE, Epoch(1), align_s=0.0, flush_s=0.0),
     ]
     assert rig.answer(do.PersistIncrement, times=1) == []
     assert rig.answer(do.PersistIncrement) == [do.ReportPrepared(ONE, Epoch(1))]
     assert rig.executor.epochs.open == 2
+
+
+def test_how_long_markers_and_flushes_took_is_told_when_the_epoch_is_sealed() -> None:
+    rig = two_nodes()
+    rig.mark(U)
+    rig.now += 3.0
+    rig.mark(V)
+    rig.now += 0.5
+    (sealed,) = of(do.ReportSealed, rig.answer(do.FlushTask))
+    assert (sealed.epoch, sealed.align_s, sealed.flush_s) == (1, 3.0, 0.5)
+
+
+def test_notes_of_increments_are_handed_on_when_the_epoch_is_prepared() -> None:
+    rig = two_nodes()
+    rig.mark()
+    rig.settle(without=(do.PersistIncrement,))
+    rig.tell(ev.IncrementPersisted(B, ONE, Epoch(1), 7, note="b's file"))
+    out = rig.tell(ev.IncrementPersisted(A, ONE, Epoch(1), 7))
+    assert out == [do.ReportPrepared(ONE, Epoch(1), ("b's file",))]
 
 
 def test_tasks_flush_behind_the_last_tuple_of_the_epoch() -> None:
@@ -93,7 +113,13 @@ def test_tuples_ahead_of_a_marker_wait_for_the_next_epoch_and_others_do_not() ->
     rig.mark(V)
     rig.answer(do.Dispatch)
     out = rig.answer(do.FlushTask)
-    assert kinds(out) == ["EmitMarker", "PersistIncrement", "PersistIncrement", "Dispatch"]
+    assert kinds(out) == [
+        "EmitMarker",
+        "PersistIncrement",
+        "PersistIncrement",
+        "ReportSealed",
+        "Dispatch",
+    ]
     assert [chunk.epoch for chunk in of(do.Dispatch, out)] == [2]
     rig.settle()
     rig.complete()

@@ -72,7 +72,7 @@ def test_shards_that_change_their_executor_time_and_again_lose_nothing(
     rng = random.Random(7)
     topology = chained(table, sources=3)
     run = scheduled_cluster.submit(topology, paradigm="rc", keep=True)
-    lead = run._supervisor.lead("chain")
+    lead = run._supervisor.leads["chain"]
 
     def shake() -> bool:
         """Start a round if none is under way; says whether the run is over."""

@@ -289,7 +289,7 @@ def test_large_payloads_and_slices_of_many_records_come_back() -> None:
     assert decode(encode(say.StartExecutor("r", Peer("a"), payload))).payload == payload
     records = tuple(Record(b"%d" % n, Epoch(n), None if n % 3 else bytes(n)) for n in range(1000))
     piece = SendSlice(NodeId("n"), *(1, 2), records, True, False)  # type: ignore[arg-type]
-    slices = say.Slice("r", Peer("a"), piece)
+    slices = say.Slice("r", Peer("a"), 3, piece)
     assert decode(encode(slices)) == slices
 
 

@@ -48,8 +48,8 @@ class ParticipantPrepared:
     attempt: Attempt
     epoch: Epoch
     note: Any = None
-    """Kept in the manifest: the offset of a source, the commit message of a sink, what an executor's
-    nodes said of the increments that they wrote."""
+    """Kept in the manifest: the offset of a source, the commit message of a sink, or what an
+    executor's nodes said of the increments that they wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,12 +230,17 @@ class Coordinator:
 
     def waiting_for(self) -> list[str]:
         """Who has yet to answer."""
-        missing: list[str] = []
-        if self.phase is CoordinatorPhase.BEGINNING:
-            missing = [f"{who} to be ready" for who in sorted(self._unready)]
-        elif self.phase is CoordinatorPhase.ENDING:
-            missing = [f"{who} to prepare" for who in self._everybody if who not in self._prepared]
+        do = "be ready" if self.phase is CoordinatorPhase.BEGINNING else "prepare"
+        missing = [f"{who} to {do}" for who in self.missing()]
         return [f"{self.phase.value}, attempt {self.attempt}, epoch {self.epoch}", *missing]
+
+    def missing(self) -> list[Peer]:
+        """Those who have yet to be ready, or to prepare."""
+        if self.phase is CoordinatorPhase.BEGINNING:
+            return sorted(self._unready)
+        if self.phase is CoordinatorPhase.ENDING:
+            return [who for who in self._everybody if who not in self._prepared]
+        return []
 
     def _begin(self) -> list[Order]:
         self.phase = CoordinatorPhase.BEGINNING

@@ -63,11 +63,19 @@ class Crew:
         if node not in self.stores:
             self.stores.add(node)
             self._emit(OpenStore(node, self._epochs.attempt, self._epochs.committed))
-        task = TaskView(TaskId(self._next_task), node)
+        task = TaskView(TaskId(self._next_task), node, granted_at=now)
         self._next_task += 1
         self.tasks[task.id] = task
         self._emit(StartTask(node, task.id))
         self._meter.set_cores(len(self.tasks), now)
+
+    def overdue(self, before: float) -> list[str]:
+        """The tasks whose cores were granted before then, and whose processes are not up."""
+        return [
+            f"task {task.id} on node {task.node!r} to start"
+            for task in self.tasks.values()
+            if not task.running and task.granted_at < before
+        ]
 
     def started(self, task_id: TaskId) -> None:
         """A task's process is up."""

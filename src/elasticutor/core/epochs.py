@@ -39,6 +39,10 @@ class Epochs:
     """The epoch being made durable; not None iff `persisting` is not None."""
     notes: list[Any] = field(default_factory=list)
     """What nodes said of the increments of the sealed epoch."""
+    marked_at: float = 0.0
+    """When the first marker of the open epoch came."""
+    flushing_at: float = 0.0
+    """When the tasks were told to flush."""
     touched: bool = False
     """Whether anything of the open epoch was handed to a task."""
 

@@ -179,6 +179,15 @@ class ElasticExecutor:
         unmarked = sorted(self.epochs.upstreams - self.epochs.marked)
         return [*waits, f"markers from {unmarked}"]
 
+    def overdue(self, now: float, patience_s: float) -> list[str]:
+        """Who has not answered for so long, and what.
+
+        Of moves and starting tasks; what an epoch or a new attempt waits for is waited for by
+        whoever drives the epochs, too, and `waiting_for` tells it.
+        """
+        before = now - patience_s
+        return [*self._moves.overdue(before), *self._crew.overdue(before)]
+
     # Attempts
 
     def _on_attempt_begun(self, event: ev.AttemptBegun, now: float) -> None:
@@ -480,6 +489,8 @@ class ElasticExecutor:
         self.epochs.require_marker(event.upstream, event.epoch)
         if self.epochs.prepared is not None:  # a next epoch ends only after the commit of this
             self._commit()
+        if not self.epochs.marked:
+            self.epochs.marked_at = now
         self.epochs.marked.add(event.upstream)
         self._data.receiver.wait_ahead(event.upstream)
         self._try_to_end_epoch(now)
@@ -496,6 +507,7 @@ class ElasticExecutor:
             return
         running = self._crew.running
         self.epochs.flushing = {task.id for task in running}
+        self.epochs.flushing_at = now
         for task in running:
             self._emit(do.FlushTask(task.id, self.epochs.attempt, self.epochs.open))
 
@@ -522,6 +534,9 @@ class ElasticExecutor:
         self._data.end_epoch(epoch)
         for node, shards in sorted(shards_on.items()):
             self._emit(do.PersistIncrement(node, self.epochs.attempt, epoch, tuple(shards)))
+        at = self.epochs
+        flush_s, align_s = now - at.flushing_at, at.flushing_at - at.marked_at
+        self._emit(do.ReportSealed(at.attempt, epoch, align_s, flush_s))
         self._moves.labels_wait = False
         self._moves.send_waiting_labels(now)
         self._arrange(now)

@@ -249,6 +249,18 @@ class ReportMove:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportSealed:
+    """All tuples of an epoch are processed, and what they changed is in the stores."""
+
+    attempt: Attempt
+    epoch: Epoch
+    align_s: float
+    """From the first marker until all had come, and the epoch's tuples were handed to tasks."""
+    flush_s: float
+    """From then until the last task had written its changes: so long no tuple was processed."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReportHotShards:
     """These shards fill a core each, alone: no further core can help them."""
 
@@ -278,6 +290,7 @@ Instruction = (
     | ReportPrepared
     | ReportFailure
     | ReportMove
+    | ReportSealed
     | ReportHotShards
 )
 

@@ -2,11 +2,14 @@
 
 Instructions of the executor's main process reach a keeper in order; slices of state come from
 other keepers at any time, and those of a move that was given up are refused.
+
+What takes long is done in slices of about a millisecond, with whatever else there is to do between
+them: copies, folds of committed epochs, and the removal of shards that have moved away.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +17,7 @@ from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.ids import Attempt, Epoch, MoveId, NodeId, ShardId
 from elasticutor.errors import BadValueError, StaleAttemptError
-from elasticutor.state.levels import START, Cursor, Levels, Record
+from elasticutor.state.levels import START, Cursor, Increment, Levels, Record, Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +43,36 @@ class CopyOn:
 
 
 @dataclass(frozen=True, slots=True)
+class FoldOn:
+    """Go on with folding what is committed by `Keeper.fold_on`, in the same way."""
+
+    epoch: Epoch
+    """The newest that was committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropOn:
+    """Go on with the removal of a shard by `Keeper.drop_on`, in the same way."""
+
+    shard: ShardId
+
+
+@dataclass(frozen=True, slots=True)
 class WriteIncrement:
-    """Make an epoch's changes durable, then call `Keeper.written`."""
+    """Make an epoch's changes durable, then call `Keeper.written`.
+
+    The changes are those of the moment at which this was asked for, and are read from the store
+    when they are needed: soon, and in the thread that writes them, for it takes its time.
+    """
 
     attempt: Attempt
     epoch: Epoch
-    shards: dict[ShardId, tuple[Record, ...]]
+    increment: Increment
+
+    @property
+    def shards(self) -> Mapping[ShardId, Records]:
+        """The changes of every shard that has any."""
+        return self.increment.read()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +84,7 @@ class ReadShard:
     epoch: Epoch
 
 
-Errand = SendSlice | CopyOn | WriteIncrement | ReadShard | ev.Event
+Errand = SendSlice | CopyOn | FoldOn | DropOn | WriteIncrement | ReadShard | ev.Event
 """What a keeper asks its host to do; an event is to be sent to the main process."""
 
 
@@ -76,6 +103,8 @@ class Keeper:
         self._slice_records = slice_records
         self._incoming: dict[MoveId, int] = {}  # bytes that came with the current phase
         self._outgoing: dict[MoveId, _Copy] = {}
+        self._dropping: dict[ShardId, None] = {}  # in the order in which they were told to go
+        self._folds = False  # whether a `FoldOn` is under way
 
     @property
     def moves_under_way(self) -> tuple[MoveId, ...]:
@@ -103,6 +132,16 @@ class Keeper:
         self._incoming[piece.move] = 0
         return [ev.CopyArrived(piece.move, size)]
 
+    def go_on(self, errand: CopyOn | FoldOn | DropOn) -> list[Errand]:
+        """Do the next slice of something; nothing, if it is no longer wanted."""
+        match errand:
+            case CopyOn(move):
+                return self.copy_on(move)
+            case FoldOn(epoch):
+                return self.fold_on(epoch)
+            case DropOn(shard):
+                return self.drop_on(shard)
+
     def copy_on(self, move: MoveId) -> list[Errand]:
         """Send the next slice of a copy; nothing, if the move was given up meanwhile."""
         copy = self._outgoing.get(move)
@@ -118,11 +157,25 @@ class Keeper:
         copy.cursor = cursor
         return [piece, CopyOn(move)]
 
-    def written(self, increment: WriteIncrement, note: Any = None) -> list[Errand]:
-        """The increment is durable; the note is for the manifest."""
-        records = [record for shard in increment.shards.values() for record in shard]
-        size = sum(record.size for record in records)
-        return [ev.IncrementPersisted(self.node, increment.attempt, increment.epoch, size, note)]
+    def fold_on(self, epoch: Epoch) -> list[Errand]:
+        """Fold the next slice of what is committed, of this epoch and any other."""
+        self._folds = self.store.fold()
+        return [FoldOn(epoch)] if self._folds else []
+
+    def drop_on(self, shard: ShardId) -> list[Errand]:
+        """Remove the next slice of a shard; nothing, if it is gone already."""
+        if shard not in self._dropping:
+            return []
+        if self.store.drop_some(shard):
+            return [DropOn(shard)]
+        del self._dropping[shard]
+        return [ev.ShardDropped(self.node, shard)]
+
+    def written(self, errand: WriteIncrement, note: Any = None) -> list[Errand]:
+        """The increment is durable, or need not be; the note is for the manifest."""
+        errand.increment.release()
+        size = errand.increment.size
+        return [ev.IncrementPersisted(self.node, errand.attempt, errand.epoch, size, note)]
 
     def restored(self, read: ReadShard, records: Iterable[Record]) -> list[Errand]:
         """The shard's state has come from the checkpoint."""
@@ -137,7 +190,7 @@ class Keeper:
             raise StaleAttemptError("move of a slice", f"be one of {list(self._incoming)}", move)
 
     def _open_shard(self, order: do.OpenShard) -> Iterator[Errand]:
-        self.store.drop(order.shard)
+        yield from self._drop_now(order.shard)
         self._incoming[order.move] = 0
         yield ev.ShardOpened(order.move)
 
@@ -155,28 +208,42 @@ class Keeper:
             yield SendSlice(order.destination, order.move, order.shard, piece, last, rest=True)
 
     def _drop_shard(self, order: do.DropShard) -> Iterator[Errand]:
-        self.store.drop(order.shard)
-        yield ev.ShardDropped(self.node, order.shard)
+        self._dropping[order.shard] = None
+        yield from self.drop_on(order.shard)
 
     def _restore_shard(self, order: do.RestoreShard) -> Iterator[Errand]:
-        self.store.drop(order.shard)
+        yield from self._drop_now(order.shard)
         self._incoming[order.move] = 0
         yield ReadShard(order.move, order.shard, order.epoch)
 
     def _persist(self, order: do.PersistIncrement) -> Iterator[Errand]:
-        changes = {shard: self.store.increment(order.epoch, shard) for shard in order.shards}
-        written = {shard: records for shard, records in changes.items() if records}
-        yield WriteIncrement(order.attempt, order.epoch, written)
+        increment = self.store.hold(order.epoch, order.shards)
+        yield WriteIncrement(order.attempt, order.epoch, increment)
 
     def _commit(self, order: do.CommitStore) -> Iterator[Errand]:
         self.store.commit(order.epoch)
-        yield from ()
+        yield from self._begin_to_fold()
 
     def _roll_back(self, order: do.RollBackStore) -> Iterator[Errand]:
         self._incoming.clear()
         self._outgoing.clear()
+        # Or a shard that was told to go, and is kept, would be kept in part.
+        for shard in tuple(self._dropping):
+            yield from self._drop_now(shard)
         self.store.roll_back(order.attempt, order.base, order.shards)
         yield ev.StoreRolledBack(self.node, order.attempt)
+        yield from self._begin_to_fold()
+
+    def _drop_now(self, shard: ShardId) -> Iterator[Errand]:
+        self.store.drop(shard)
+        if shard in self._dropping:
+            del self._dropping[shard]
+            yield ev.ShardDropped(self.node, shard)
+
+    def _begin_to_fold(self) -> Iterator[Errand]:
+        if not self._folds and self.store.folding:
+            self._folds = True
+            yield FoldOn(self.store.committed)
 
 
 _HANDLERS: dict[type, Callable[[Keeper, Any], Iterator[Errand]]] = {

@@ -54,6 +54,7 @@ class Move:
     cause: Cause
     behind: ChunkId = ChunkId(-1)
     """The last chunk that the source task had been handed when the label was sent."""
+    started_at: float = 0.0
     labelled_at: float = 0.0
     drained_at: float = 0.0
     copied: int = 0
@@ -67,6 +68,17 @@ class Move:
     def holds(self) -> bool:
         """Whether the shard's tuples wait for this move."""
         return self.source is None or self.phase in (MovePhase.DRAINING, MovePhase.MIGRATING)
+
+    @property
+    def awaits(self) -> str:
+        """Who has to answer next, in words."""
+        if self.phase in (MovePhase.WAITING, MovePhase.DRAINING):
+            return f"task {self.source}"
+        return (
+            f"node {self.target!r}"
+            if self.phase is not MovePhase.COPYING
+            else (f"nodes {self.origin!r} and {self.target!r}")
+        )
 
     def report(self, migrated: int, now: float) -> ReportMove:
         """What is kept of a finished move."""

@@ -71,6 +71,7 @@ class Reassigner:
             target=target,
             phase=MovePhase.OPENING,
             cause=cause,
+            started_at=now,
         )
         self._next_move += 1
         self.moves[move.id] = move
@@ -186,6 +187,14 @@ class Reassigner:
     def touching(self, node: NodeId) -> Iterable[Move]:
         """The moves that need this node."""
         return [move for move in self.moves.values() if node in (move.origin, move.target)]
+
+    def overdue(self, before: float) -> list[str]:
+        """The moves that began before then, each with who has to answer."""
+        return [
+            f"{move.awaits} to answer move {move.id} of shard {move.shard} ({move.phase.value})"
+            for move in self.moves.values()
+            if move.started_at < before
+        ]
 
     def planned_owners(self) -> list[TaskId | None]:
         """The owners as they will be when all moves are done."""

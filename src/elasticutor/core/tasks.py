@@ -52,6 +52,7 @@ class TaskView:
     flights: deque[Flight] = field(default_factory=deque)
     in_flight_s: float = 0.0
     """Estimated work of all flights."""
+    granted_at: float = 0.0
     row_s: float | None = None
     """Measured seconds per tuple; None before the first measurement."""
 

@@ -15,6 +15,7 @@ from elasticutor.errors import BadValueError
 from elasticutor.runtime import messages as say
 from elasticutor.runtime.specs import (
     ExecutorSpec,
+    Keeping,
     OperatorSpec,
     Route,
     SinkSpec,
@@ -68,59 +69,58 @@ class Blueprint:
         hub: Hub,
         run: str,
         plan: Plan,
-        placements: Mapping[Peer, Placement],
         config: ExecutorConfig,
         tempo: Tempo,
         paradigm: Paradigm,
+        keeping: Mapping[str, Keeping] | None = None,
     ) -> None:
         self._hub = hub
         self._run = run
         self._plan = plan
-        self._placements = placements
         self._config = config
         self._tempo = tempo
         self._paradigm = paradigm
+        self._keeping = keeping
+        """By operator, where state is made durable; None: nowhere."""
 
-    def site(self, node: NodeId) -> Site:
+    def site(self, node: NodeId, life: int = 0) -> Site:
         """A process on a node."""
         seen = self._hub.nodes[node]
         hub = self._hub
-        return Site(self._run, node, seen.sockets, seen.host, hub.keys, hub.endpoint)
+        return Site(self._run, node, seen.sockets, seen.host, hub.keys, hub.endpoint, life)
 
-    def site_elsewhere(self, host: say.EndsHostUp) -> Site:
+    def site_elsewhere(self, host: say.EndsHostUp, life: int = 0) -> Site:
         """A process on no node."""
         name = NodeId(f"ends-{host.number}")
-        return Site(self._run, name, "", host.host, self._hub.keys, self._hub.endpoint)
+        return Site(self._run, name, "", host.host, self._hub.keys, self._hub.endpoint, life)
 
-    def executors(self) -> Iterator[tuple[NodeId, say.StartExecutor]]:
-        """Every main process, and the node that is to start it."""
-        nodes = {node: seen.endpoint for node, seen in self._hub.nodes.items()}
-        for operator in self._plan.operators:
-            spec = OperatorSpec(
-                operator.name,
-                operator.blob,
-                operator.key,
-                operator.input,
-                operator.output,
-                self._routes(operator.targets),
-            )
-            for number, name in enumerate(operator.processes):
-                who = Peer(name)
-                placed = self._placements[who]
-                executor = ExecutorSpec(
-                    self.site(placed.node),
-                    who,
-                    number,
-                    replace(self._config, shards=operator.shards),
-                    spec,
-                    _peers(self._plan.upstreams_of(who)),
-                    placed.cores,
-                    nodes,
-                    self._tempo,
-                    Peer(operator.name) if self._paradigm == "rc" else who,
-                )
-                payload = pickle.dumps(executor, pickle.HIGHEST_PROTOCOL)
-                yield placed.node, say.StartExecutor(self._run, who, payload)
+    def executor(self, who: Peer, placed: Placement, life: int = 0) -> say.StartExecutor:
+        """A main process, for the node that it is placed on."""
+        operator = self._plan.stage_of(who)
+        assert isinstance(operator, OperatorPlan)  # the caller knows its executors
+        spec = OperatorSpec(
+            operator.name,
+            operator.blob,
+            operator.key,
+            operator.input,
+            operator.output,
+            self._routes(operator.targets),
+        )
+        executor = ExecutorSpec(
+            self.site(placed.node, life),
+            who,
+            operator.processes.index(who),
+            replace(self._config, shards=operator.shards),
+            spec,
+            _peers(self._plan.upstreams_of(who)),
+            placed.cores,
+            {node: seen.endpoint for node, seen in self._hub.nodes.items()},
+            self._tempo,
+            Peer(operator.name) if self._paradigm == "rc" else who,
+            None if self._keeping is None else self._keeping[operator.name],
+        )
+        payload = pickle.dumps(executor, pickle.HIGHEST_PROTOCOL)
+        return say.StartExecutor(self._run, who, payload, life)
 
     def ends(self) -> list[End]:
         """All sources and sinks."""
@@ -148,18 +148,29 @@ class Blueprint:
                         routes,
                         self._config.min_credit_bytes,
                         self._tempo,
+                        self._keeping is not None,
                     )
 
                 yield "source", name, make
 
     def _sinks(self) -> Iterator[End]:
         credit, tempo = self._config.min_credit_bytes, self._tempo
+        keeping = self._keeping
+        job = next((kept.uri for kept in (keeping or {}).values()), "")
         for sink in self._plan.sinks:
             upstreams = _peers(self._plan.upstreams_of(sink.name))
 
             def make(site: Site, sink: Any = sink, upstreams: Any = upstreams) -> SinkSpec:
                 return SinkSpec(
-                    site, Peer(sink.name), sink.blob, sink.schema, upstreams, credit, tempo
+                    site,
+                    Peer(sink.name),
+                    sink.blob,
+                    sink.schema,
+                    upstreams,
+                    credit,
+                    tempo,
+                    keeping is not None,
+                    job,
                 )
 
             yield "sink", sink.name, make

@@ -18,7 +18,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
@@ -34,11 +35,12 @@ from elasticutor.runtime.failures import described_end
 from elasticutor.runtime.hosts import Bootstrap, NodesWanted, host_ends, host_nodes
 from elasticutor.runtime.hub import ClusterError, Hub
 from elasticutor.runtime.journal import Journal
+from elasticutor.runtime.keeping import keeping_of, opened
 from elasticutor.runtime.run import Run
 from elasticutor.runtime.scheduling import CoreScheduler
 from elasticutor.runtime.security import ClusterKeys
 from elasticutor.runtime.specs import Tempo
-from elasticutor.runtime.supervisor import RunPhase, Supervisor
+from elasticutor.runtime.supervisor import RunPhase, Supervisor, Terms
 from elasticutor.topology import Topology
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,15 @@ START_TIMEOUT_S = 60.0
 
 SCHEDULE_S = 1.0
 """How often the scheduler may make a change that can wait."""
+
+EPOCH_INTERVAL_S = 2.0
+"""From one epoch to the next, unless a run has its own."""
+
+PATIENCE_S = 60.0
+"""How long an answer may take."""
+
+RESTARTS = 5
+"""How often the same thing may fail without an epoch committed in between."""
 
 LATENCY_TARGET_S = 0.1
 """The mean latency that the scheduler keeps unless a run has its own."""
@@ -127,8 +138,8 @@ class BaseCluster(ABC):
         """Why no more nodes will come; empty as long as they may."""
 
     @abstractmethod
-    def _start_ends(self, supervisor: Supervisor, hosts: int) -> None:
-        """Have so many hosts for a run's sources and sinks; does not wait for them."""
+    def _start_ends(self, supervisor: Supervisor, numbers: Sequence[int]) -> None:
+        """Have hosts of these numbers for a run's sources and sinks; does not wait for them."""
 
     @abstractmethod
     def _stop_hosts(self) -> None:
@@ -170,6 +181,11 @@ class BaseCluster(ABC):
         config: ExecutorConfig | None = None,
         journal: str | Path | None = None,
         keep: bool = False,
+        checkpoint: str | Path | None = None,
+        epoch_interval: float = EPOCH_INTERVAL_S,
+        epoch: int | None = None,
+        restarts: int = RESTARTS,
+        patience_s: float = PATIENCE_S,
         start_timeout_s: float = START_TIMEOUT_S,
     ) -> Run:
         """Start a topology, and return when its sources send.
@@ -188,11 +204,20 @@ class BaseCluster(ABC):
             config: Settings of the executors, but for their number of shards.
             journal: The file for events; default: one in the directory for temporary files.
             keep: Keep the processes when the run is drained, so that state can be read.
+            checkpoint: Where state, offsets and what sinks have published are made durable: a
+                directory, or any URI that `pyarrow.fs` knows (`hdfs://`, `s3://`, `gs://`). If
+                something is there, the run goes on from it; whatever is lost meanwhile, it goes
+                on from the last epoch. None: a loss ends the run.
+            epoch_interval: Seconds from the end of one epoch to that of the next.
+            epoch: The epoch to go on from, if not the newest: after damage.
+            restarts: How often the same part may be lost without an epoch committed in between.
+            patience_s: How long any answer may take before whoever owes it counts as lost.
             start_timeout_s: How long it may take to start.
 
         Raises:
             BadValueError: The topology has a mistake, or wants more cores than are free and nobody
                 schedules them.
+            CheckpointError: The checkpoint is damaged, does not fit the topology, or is in use.
             Exception: Whatever kept it from starting.
         """
         if paradigm not in PARADIGMS:
@@ -207,6 +232,16 @@ class BaseCluster(ABC):
             raise ClusterError("cluster", "have nodes", f"none. Lost are {gone}", "make a new one")
         if balance_s < 0 or measure_s <= 0:
             raise BadValueError("intervals", "be positive", (balance_s, measure_s))
+        for name, seconds in (("epoch_interval", epoch_interval), ("patience_s", patience_s)):
+            if not 0 < seconds < math.inf:
+                raise BadValueError(name, "be seconds above 0", seconds)
+        if checkpoint is not None and paradigm == "rc":
+            raise BadValueError(
+                "run in the paradigm 'rc'",
+                "have no checkpoint: its executors share their stores",
+                str(checkpoint),
+                "use another paradigm",
+            )
         self._runs += 1
         run = f"{self.id}-{self._runs}"
         wants = [(Peer(who), op.cores) for op in plan.operators for who in op.processes]
@@ -216,39 +251,58 @@ class BaseCluster(ABC):
 
         scheduled = paradigm in ("elastic", "naive") and self._scheduler is not None
         target = latency_target if scheduled else None
-        tempo = Tempo(0.0 if paradigm == "static" else balance_s, measure_s)
+        tempo = Tempo(0.0 if paradigm == "static" else balance_s, measure_s, patience_s)
+        terms = Terms(
+            paradigm=paradigm,
+            latency_target=target,
+            end_when_drained=not keep,
+            start_timeout_s=start_timeout_s,
+            epoch_interval_s=epoch_interval,
+            patience_s=patience_s,
+            restarts=restarts,
+        )
+        kept = None if checkpoint is None else opened(str(checkpoint), run, plan, epoch)
 
         def make() -> Supervisor:
             free = free_cores(self._hub)
             placements = place(wants, free, first=self._runs - 1, share=target is not None)
+            keeping = None if checkpoint is None else keeping_of(str(checkpoint), plan)
             supervisor = Supervisor(
                 self._hub,
                 run,
                 plan,
                 placements,
-                blueprint=Blueprint(
-                    self._hub, run, plan, placements, config or LIVE, tempo, paradigm
-                ),
-                paradigm=paradigm,
-                latency_target=target,
+                terms,
+                blueprint=Blueprint(self._hub, run, plan, config or LIVE, tempo, paradigm, keeping),
                 journal=Journal(path),
                 ends_hosts=hosts,
-                start_timeout_s=start_timeout_s,
-                end_when_drained=not keep,
+                checkpoint=kept,
+                free_cores=lambda: free_cores(self._hub),
+                restart_hosts=self._restart_ends,
             )
             self._hub.runs[run] = supervisor
             supervisor.start()
             return supervisor
 
-        supervisor = self._hub.call(make)
+        try:
+            supervisor = self._hub.call(make)
+        except BaseException:
+            if kept is not None:
+                kept.release()
+            raise
         started = Run(self._hub, supervisor)
         try:
-            self._start_ends(supervisor, hosts)
+            self._start_ends(supervisor, range(hosts))
             _await_running(supervisor)
         except BaseException:
             started.cancel()
             raise
         return started
+
+    def _restart_ends(self, supervisor: Supervisor, numbers: Sequence[int]) -> None:
+        """From the hub's thread, which must not wait for processes to start."""
+        start = partial(self._start_ends, supervisor, numbers)
+        threading.Thread(target=start, name="hosts of sources and sinks", daemon=True).start()
 
     def stop(self) -> None:
         """End all runs and nodes; once more does nothing."""
@@ -341,8 +395,8 @@ class ProcessCluster(BaseCluster):
 
         self._tell(lose)
 
-    def _start_ends(self, supervisor: Supervisor, hosts: int) -> None:
-        for number in range(hosts):
+    def _start_ends(self, supervisor: Supervisor, numbers: Sequence[int]) -> None:
+        for number in numbers:
 
             def ended(how: str, number: int = number) -> None:
                 self._tell(lambda: supervisor.ends_host_lost(number, how))

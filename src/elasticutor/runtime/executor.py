@@ -6,11 +6,13 @@ answers is sent to tasks, nodes, upstreams, destinations and the driver.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -62,6 +64,7 @@ class MainProcess:
         self._registered = False
         self._finished = False
         self._resting = self._rested = False
+        self._wanted = spec.cores
         self._shares_store = spec.store != spec.who
         self._drain = Drain(spec.who)
         self._release: tuple[ReleaseShards, set[MoveId]] | None = None
@@ -89,6 +92,16 @@ class MainProcess:
                 if now >= measure_at:
                     measure_at = now + tempo.measure_s
                     self._measure()
+                    self._look_for_delays(now)
+
+    def _look_for_delays(self, now: float) -> None:
+        """Nobody may be waited for without end: say who it is, and give the attempt up."""
+        patience_s = self._spec.tempo.patience_s
+        late = [] if self._resting else self._core.overdue(now, patience_s)
+        if late:
+            reason = f"waited {patience_s:g} s for {'; '.join(late)}"
+            with contextlib.suppress(*LATE):
+                self._tell(ev.AttemptFailed(self._core.epochs.attempt, reason))
 
     def _balance(self) -> None:
         if self._shares_store:  # balanced by the driver, with all others of its operator
@@ -191,6 +204,10 @@ class MainProcess:
         waits = tuple(self._core.waiting_for())
         self._mail.send(DRIVER, say.Recount(self._run, self._spec.who, waits))
 
+    def _on_die_at(self, message: say.DieAt) -> None:
+        if message.task in self._tasks:
+            self._mail.send(_task(message.task), replace(message, task=None))
+
     def _on_move_asked(self, event: ev.MoveAsked) -> None:
         if self._resting:
             refused = say.MoveRefused(event.shard, event.destination, "the run is drained")
@@ -241,7 +258,25 @@ class MainProcess:
 
     # Cores and tasks
 
+    def _on_task_lost(self, event: ev.TaskLost) -> None:
+        self._tasks.pop(event.task, None)
+        self._mail.forget(_task(event.task))
+        self._tell(event)
+        self._tell_staff(f"task {event.task} ended", event.task)
+        self._set_cores(say.SetCores(self._wanted))
+
+    def _on_node_lost(self, event: ev.NodeLost) -> None:
+        gone = [task.id for task in self._core.tasks.values() if task.node == event.node]
+        self._mail.forget(_node(event.node))
+        for task in gone:
+            self._tasks.pop(task, None)
+            self._mail.forget(_task(task))
+        self._tell(event)
+        for task in gone:
+            self._tell_staff(f"task {task} ended", task)
+
     def _set_cores(self, message: say.SetCores) -> None:
+        self._wanted = message.wanted
         tasks = {
             task.id: task.node
             for task in self._core.tasks.values()
@@ -259,10 +294,14 @@ class MainProcess:
         self._tell_staff(f"task {message.task} started", message.task)
         if not self._registered and all(task.running for task in self._core.tasks.values()):
             self._registered = True
-            where = say.Registered(self._run, self._spec.who, self._mail.endpoint, os.getpid())
+            where = say.Registered(
+                self._run, self._spec.who, self._mail.endpoint, os.getpid(), self._spec.site.life
+            )
             self._mail.send(DRIVER, where)
 
     def _on_task_failed(self, message: say.TaskFailed) -> None:
+        if 0 < message.attempt < self._core.epochs.attempt:
+            return  # what it worked on was given up
         who = f"{self._spec.who}, task {message.task}"
         self._mail.send(DRIVER, say.Failed(self._run, who, message.error, message.text))
         self._tell(ev.AttemptFailed(message.attempt, message.text))
@@ -328,9 +367,20 @@ class MainProcess:
     def _to_node(self, order: Any, payload: bytes = b"", task: Endpoint | None = None) -> None:
         store = self._spec.store if self._shares_store else ""
         message = say.ToNode(
-            self._run, self._spec.who, self._mail.endpoint, order, payload, task, store
+            self._run,
+            self._spec.who,
+            self._mail.endpoint,
+            order,
+            payload,
+            task,
+            store,
+            self._spec.site.life,
         )
         self._mail.send(_node(order.node), message)
+
+    def _open_store(self, order: do.OpenStore) -> None:
+        keeping = self._spec.keeping
+        self._to_node(order, b"" if keeping is None else pickle.dumps(keeping))
 
     def _start_task(self, order: do.StartTask) -> None:
         self._asked_at[order.task] = time.monotonic()
@@ -398,9 +448,12 @@ _HANDLERS: dict[type, Callable[[MainProcess, Any], None]] = {
     CommitEpoch: MainProcess._on_commit,
     say.Peers: MainProcess._on_peers,
     say.SetCores: MainProcess._set_cores,
+    ev.TaskLost: MainProcess._on_task_lost,
+    ev.NodeLost: MainProcess._on_node_lost,
     ev.MoveAsked: MainProcess._on_move_asked,
     say.Rest: MainProcess._on_rest,
     say.Explain: MainProcess._on_explain,
+    say.DieAt: MainProcess._on_die_at,
     say.Finish: MainProcess._on_finish,
     say.TaskUp: MainProcess._on_task_up,
     say.TaskFailed: MainProcess._on_task_failed,
@@ -410,6 +463,7 @@ _ORDERS: dict[type, Callable[[MainProcess, Any], None]] = {
     **dict.fromkeys(do.TO_TASK, MainProcess._to_task),
     **dict.fromkeys(do.TO_NODE, MainProcess._to_node),
     do.Dispatch: MainProcess._dispatch,
+    do.OpenStore: MainProcess._open_store,
     do.StartTask: MainProcess._start_task,
     do.EndTask: MainProcess._end_task,
     do.GrantCredit: MainProcess._grant,
@@ -419,5 +473,6 @@ _ORDERS: dict[type, Callable[[MainProcess, Any], None]] = {
     do.ReportPrepared: MainProcess._report,
     do.ReportFailure: MainProcess._report,
     do.ReportMove: MainProcess._report,
+    do.ReportSealed: MainProcess._report,
     do.ReportHotShards: MainProcess._report,
 }

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elasticutor._version import __version__
@@ -29,6 +31,8 @@ GIB = 1024**3
 _TICK_S = 1.0
 SILENCE_S = 30.0
 """How long the driver may be silent before a node, or a host of sources and sinks, ends."""
+_SHORT_LIFE_S, _SHORT_LIVES = 5.0, 3
+"""A node that is lost so soon so often in a row is not started again."""
 _PATIENCE_S = 60.0
 """How long a host of sources and sinks waits to be told what to start."""
 
@@ -101,26 +105,68 @@ def host_nodes(bootstrap: Bootstrap, wanted: NodesWanted) -> None:
         )
         cpus = _cpus(wanted)
         with zygote:
-            for number, (name, place) in enumerate(places.items()):
-                mine = cpus[number * wanted.cores : (number + 1) * wanted.cores]
-                spec = _node_spec(bootstrap, wanted, name, place, host, mine)
-                fork = Fork(
-                    name,
-                    "elasticutor.runtime.node:run_node",
-                    pickle.dumps(spec, pickle.HIGHEST_PROTOCOL),
-                    connected=True,
-                    log=str(place.logs / "node.log"),
+            nodes = [
+                _Hosted(
+                    _node_spec(
+                        bootstrap,
+                        wanted,
+                        name,
+                        place,
+                        host,
+                        cpus[number * wanted.cores : (number + 1) * wanted.cores],
+                    )
                 )
-                zygote.fork(fork)
-            _await_nodes(zygote, mail)
+                for number, (name, place) in enumerate(places.items())
+            ]
+            _await_nodes(zygote, mail, nodes)
     finally:
         mail.close(linger_s=2.0)
         for place in places.values():
             place.remove()
 
 
-def _await_nodes(zygote: Zygote, mail: Mailroom) -> None:
+class _Hosted:
+    """A node that is started, and started again as another one when it was lost."""
+
+    def __init__(self, spec: NodeSpec) -> None:
+        self._first = spec
+        self._lives = 0
+        self._started_at = 0.0
+        self._short_lives = 0
+        self.name = ""
+
+    def start(self, zygote: Zygote) -> bool:
+        """Start it; False if it has ended too soon too often, and is not started any more."""
+        now = time.monotonic()
+        short = self._lives > 0 and now - self._started_at < _SHORT_LIFE_S
+        self._short_lives = self._short_lives + 1 if short else 0
+        if self._short_lives >= _SHORT_LIVES:
+            return False
+        self.name = f"{self._first.node}.{self._lives}" if self._lives else str(self._first.node)
+        self._lives += 1
+        self._started_at = now
+        state = Path(self._first.state)
+        for left in state.iterdir():  # its predecessor's; nobody has it open any more
+            shutil.rmtree(left, ignore_errors=True)
+        node = NodeId(self.name)
+        site = replace(self._first.site, node=node)
+        spec = replace(self._first, node=node, site=site)
+        zygote.fork(
+            Fork(
+                self.name,
+                "elasticutor.runtime.node:run_node",
+                pickle.dumps(spec, pickle.HIGHEST_PROTOCOL),
+                connected=True,
+                log=str(Path(spec.logs) / "node.log"),
+            )
+        )
+        return True
+
+
+def _await_nodes(zygote: Zygote, mail: Mailroom, nodes: Sequence[_Hosted]) -> None:
     mail.watch(zygote.fileno())
+    for node in nodes:
+        node.start(zygote)
     while zygote.living:
         mail.wait(_TICK_S)
         for _ in mail.receive():
@@ -130,6 +176,8 @@ def _await_nodes(zygote: Zygote, mail: Mailroom) -> None:
                 how = f"its process ended ({described_end(told.code)})"
                 last = f"; its last words: {told.said.strip()}" if told.said.strip() else ""
                 mail.send(DRIVER, say.NodeGone(NodeId(told.name), how + last))
+                if told.code < 0:  # by a signal: it may do better next time
+                    next(node for node in nodes if node.name == told.name).start(zygote)
 
 
 def _cpus(wanted: NodesWanted) -> tuple[int, ...]:
@@ -183,16 +231,20 @@ def host_ends(bootstrap: Bootstrap, run: str, number: int) -> None:
     try:
         with Zygote.start() as zygote:
             mail.send(DRIVER, say.EndsHostUp(run, number, mail.endpoint, home(), host))
-            for kind, who, payload in _await_ends(mail):
-                target = f"elasticutor.runtime.{kind}:run_{kind}"
-                zygote.fork(Fork(who, target, payload))
+            for end in _await_ends(mail):
+                _start_end(zygote, end)
             _await_end(zygote, mail, run, f"host {number} of sources and sinks")
         mail.send(DRIVER, say.RunEnded(NodeId(ends_name(number)), run))
     finally:
         mail.close(linger_s=2.0)
 
 
-def _await_ends(mail: Mailroom) -> tuple[tuple[str, str, bytes], ...]:
+def _start_end(zygote: Zygote, end: say.StartEnd) -> None:
+    target = f"elasticutor.runtime.{end.kind}:run_{end.kind}"
+    zygote.fork(Fork(f"{end.who}/{end.life}", target, end.payload))
+
+
+def _await_ends(mail: Mailroom) -> tuple[say.StartEnd, ...]:
     until = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until:
         mail.wait(_TICK_S)
@@ -207,14 +259,23 @@ def _await_ends(mail: Mailroom) -> tuple[tuple[str, str, bytes], ...]:
 def _await_end(zygote: Zygote, mail: Mailroom, run: str, where: str) -> None:
     mail.watch(zygote.fileno())
     kill_at, heard_at = float("inf"), time.monotonic()
-    while zygote.living:
+    over = not zygote.living
+    while zygote.living or not over:
         mail.wait(_TICK_S)
         for message in mail.receive():
             heard_at = time.monotonic()
-            if isinstance(message, say.EndRun):
-                kill_at = time.monotonic() + message.grace_s
-            elif not isinstance(message, say.Beat):
-                mail.drop("a host is told nothing more but the end")
+            match message:
+                case say.EndRun():
+                    over, kill_at = True, time.monotonic() + message.grace_s
+                case say.StartEnds() if not over:
+                    for end in message.ends:
+                        _start_end(zygote, end)
+                case say.KillEnd():
+                    zygote.kill(f"{message.who}/{message.life}")
+                case say.Beat():
+                    pass
+                case _:
+                    mail.drop(f"{type(message).__name__} is not for a host of sources and sinks")
         if time.monotonic() - heard_at > SILENCE_S:
             raise ElasticutorError(
                 f"driver of {where}", f"be heard of in {SILENCE_S:g} s", "silence"
@@ -225,7 +286,10 @@ def _await_end(zygote: Zygote, mail: Mailroom, run: str, where: str) -> None:
                 zygote.kill(name)
         for told in zygote.receive():
             if isinstance(told, Ended) and told.code:
-                ended = say.ProcessEnded(NodeId(where), run, told.name, told.code, told.said)
+                who, _, life = told.name.rpartition("/")
+                ended = say.ProcessEnded(
+                    NodeId(where), run, who, told.code, told.said, None, int(life)
+                )
                 mail.send(DRIVER, ended)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import logging
 import os
 import threading
@@ -54,6 +55,8 @@ class Hub:
         """Called when a task of any executor has come or gone."""
         self._heard_at: dict[NodeId, float] = {}
         self._calls: deque[Callable[[], None]] = deque()
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._timers = 0
         self._calling = threading.Lock()  # so that no call comes in behind the last look at them
         self._wake_reading, self._wake_writing = os.pipe()
         os.set_blocking(self._wake_reading, False)
@@ -63,6 +66,13 @@ class Hub:
         self._thread.start()
 
     # From other threads
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Have a function done in the hub's thread, some time soon; nothing if it has ended."""
+        with self._calling:
+            if not self._over:
+                self._calls.append(function)
+                os.write(self._wake_writing, b"!")
 
     def call(self, function: Callable[[], T], timeout_s: float = 30.0) -> T:
         """Have a function done in the hub's thread, and wait for what it returns."""
@@ -124,6 +134,11 @@ class Hub:
 
     # In the hub's own thread
 
+    def after(self, seconds: float, function: Callable[[], None]) -> None:
+        """Have a function done in this thread, so many seconds from now."""
+        self._timers += 1
+        heapq.heappush(self._due, (time.monotonic() + seconds, self._timers, function))
+
     def send_node(self, node: NodeId, message: Any) -> None:
         """Send to a node."""
         self.mail.send(_node(node), message)
@@ -158,8 +173,11 @@ class Hub:
         beat_at = time.monotonic()
         try:
             while not self._over:
-                self.mail.wait(max(0.0, min(beat_at - time.monotonic(), _BEAT_S)))
+                wake_at = min([beat_at, *(when for when, _, _ in self._due[:1])])
+                self.mail.wait(max(0.0, min(wake_at - time.monotonic(), _BEAT_S)))
                 self._make_calls()
+                while self._due and self._due[0][0] <= time.monotonic():
+                    heapq.heappop(self._due)[2]()
                 try:
                     for message in self.mail.receive():
                         self._take_safely(message)
@@ -250,6 +268,8 @@ class Hub:
             log.warning("node %s: %s", node, message.note)
         self.send_node(node, say.Beat())
         self._introduce()
+        for run in list(self.runs.values()):
+            run.node_joined(node)
         with self.changed:
             self.changed.notify_all()
 

@@ -10,11 +10,15 @@ import json
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+
+MOST_EVENTS = 200_000
+"""So many are kept in memory, the newest ones; the file has all."""
 
 
 class Journal:
@@ -30,7 +34,7 @@ class Journal:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self._lock = threading.Lock()
-        self._events: list[dict[str, Any]] = []
+        self._events: deque[dict[str, Any]] = deque(maxlen=MOST_EVENTS)
         self._file: TextIO | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,6 +14,7 @@ import zmq
 
 from elasticutor.errors import ProtocolError, UnknownPeerError
 from elasticutor.runtime.channels import Endpoint, Links, Outbox
+from elasticutor.runtime.messages import DieAt
 from elasticutor.runtime.specs import Site
 from elasticutor.runtime.wire import Frames, WireError, bundle, decode, encode, unbundled
 
@@ -39,13 +42,15 @@ class Mailroom:
         self._gathering = False
         self._gathered: dict[Outbox, list[Frames]] = {}
         self._complained_at = -_COMPLAIN_EVERY_S
+        self._doom: DieAt | None = None
 
     @classmethod
     def at(cls, site: Site, name: str) -> Mailroom:
         """The mail of a process that was started at a site; it knows the driver."""
         links = Links(site.node, site.keys, ipc_dir=site.sockets or None, host=site.host)
-        # Runs share the node's directory of sockets, and two of them may be of one topology.
-        mail = cls(links, f"{site.run}/{name}")
+        # Runs share the node's directory of sockets, and two of them may be of one topology. What
+        # was on its way to one that is lost must not come to its successor, either.
+        mail = cls(links, f"{site.run}/{name}/{site.life}")
         mail.know(DRIVER, site.driver)
         return mail
 
@@ -92,6 +97,8 @@ class Mailroom:
             if endpoint is None:
                 raise UnknownPeerError("peer", f"be one of {sorted(self._book)}", who)
             outbox = self._outboxes[who] = self._links.connect(endpoint)
+        if self._doom is not None:
+            self._meet_doom(message, sends=True)
         frames = encode(message)
         if not self._gathering:
             outbox.send(frames)
@@ -138,8 +145,20 @@ class Mailroom:
                 except WireError as error:
                     self.drop(str(error))
                     continue
+                if isinstance(message, DieAt) and message.task is None:
+                    self._doom = message
+                    continue
+                if self._doom is not None:
+                    self._meet_doom(message, sends=False)
                 yield message
         self.require_all()
+
+    def _meet_doom(self, message: Any, *, sends: bool) -> None:
+        """Die here, if this is the point that was named."""
+        assert self._doom is not None  # the caller has looked
+        carried = getattr(message, "order", None) or getattr(message, "what", None) or message
+        if self._doom.sends is sends and type(carried).__name__ == self._doom.kind:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     @property
     def torn(self) -> int:

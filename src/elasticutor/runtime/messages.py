@@ -16,6 +16,20 @@ from elasticutor.core.latency import LatencyHistogram
 from elasticutor.core.metrics import ExecutorMetrics
 from elasticutor.runtime.channels import Endpoint
 
+# To any process, from tests of what happens when it is lost ------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DieAt:
+    """Kill yourself at a named point: just before a message of this kind is taken in, or sent."""
+
+    sends: bool
+    kind: str
+    """The name of the message's class; of what it carries, if it carries another one."""
+    task: TaskId | None = None
+    """For this task of the executor that it is sent to; None: for whoever it is sent to."""
+
+
 # From whoever sends tuples, to whoever receives them ----------------------------------------------
 
 
@@ -47,6 +61,7 @@ class Registered:
     who: Peer
     endpoint: Endpoint
     pid: int
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +93,7 @@ class Exhausted:
 
     run: str
     who: Peer
+    attempt: Attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +189,8 @@ class Collected:
 
     run: str
     who: Peer
+    attempt: Attempt
+    epoch: Epoch
     schema: bytes
     data: bytes
     rows: int
@@ -256,6 +274,18 @@ class StartExecutor:
     run: str
     who: Peer
     payload: bytes
+    life: int = 0
+    """Which one it is, counted from 0: one that was lost has a successor."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropExecutor:
+    """End whatever earlier lives of an executor have left here: its tasks, and its store."""
+
+    run: str
+    who: Peer
+    life: int
+    """The first life that stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +302,7 @@ class ToNode:
     """Where the task is, with `EndTask`; None if it has not come up."""
     store: str = ""
     """Whose store it is about; empty: the executor's own."""
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +320,8 @@ class Slice:
 
     run: str
     who: Peer
+    life: int
+    """Of the executor; moves of another life may have the same numbers."""
     piece: SendSlice
 
 
@@ -362,8 +395,12 @@ class ProcessEnded:
     node: NodeId
     run: str
     who: str
+    """The participant."""
     code: int
     said: str
+    task: TaskId | None = None
+    """Which task of the participant it was; None for the participant itself."""
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,10 +437,28 @@ class EndsHostUp:
 
 
 @dataclass(frozen=True, slots=True)
-class StartEnds:
-    """Start these sources and sinks: (kind, name, what it is told) each."""
+class StartEnd:
+    """Start a task of a source, or a sink."""
 
-    ends: tuple[tuple[str, str, bytes], ...]
+    kind: str
+    who: Peer
+    life: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StartEnds:
+    """Start these sources and sinks."""
+
+    ends: tuple[StartEnd, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KillEnd:
+    """Kill a source or sink that does not answer."""
+
+    who: Peer
+    life: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,26 +14,40 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
-from elasticutor.core.ids import MoveId, Peer, TaskId
-from elasticutor.core.keeper import CopyOn, Keeper, ReadShard, SendSlice, WriteIncrement
+from elasticutor.core.ids import Peer, TaskId
+from elasticutor.core.keeper import (
+    CopyOn,
+    DropOn,
+    FoldOn,
+    Keeper,
+    ReadShard,
+    SendSlice,
+    WriteIncrement,
+)
 from elasticutor.errors import ElasticutorError, StaleAttemptError
 from elasticutor.runtime import messages as say
+from elasticutor.runtime.archive import Archive
 from elasticutor.runtime.channels import Endpoint
 from elasticutor.runtime.failures import described, reporting
 from elasticutor.runtime.mailroom import DRIVER, Mailroom
-from elasticutor.runtime.specs import NodeSpec, TaskSpec
+from elasticutor.runtime.specs import Keeping, NodeSpec, TaskSpec
 from elasticutor.runtime.zygote import Ended, Fork, ZygoteClient
-from elasticutor.state.levels import Levels
+from elasticutor.state.checkpoint import StateFile
+from elasticutor.state.levels import Levels, Record
 from elasticutor.state.lmdb_backend import LmdbBackend
 
 _TICK_S = 0.5
 _CLOSE_S = 5.0
 """How long a task may take to close its operator before it is killed."""
+
+StoreKey: TypeAlias = tuple[str, Peer, int]
+"""A run, whose store it is, and which life of theirs."""
 
 
 def run_node(payload: bytes, zygote: ZygoteClient) -> None:
@@ -53,6 +67,8 @@ class _Store:
     path: Path
     backend: LmdbBackend
     keeper: Keeper
+    keeping: Keeping | None = None
+    """Where its state is made durable; None: nowhere."""
     said_bytes: int = -1
 
 
@@ -60,7 +76,9 @@ class _Store:
 class _Process:
     run: str
     who: str
+    """The participant that it is, or that it works for."""
     task: TaskId | None
+    life: int = 0
     ends: bool = False
     """Whether it was told to end."""
     cpu: int | None = None
@@ -82,15 +100,19 @@ class NodeProcess:
         self._spec = spec
         self._mail = mail
         self._zygote = zygote
-        self._stores: dict[tuple[str, Peer], _Store] = {}
+        self._stores: dict[StoreKey, _Store] = {}
+        self._lives: dict[tuple[str, str], int] = {}
+        """The first life of an executor that may still ask for something."""
         self._processes: dict[str, _Process] = {}
         self._closing: dict[str, float] = {}  # names of tasks, and when to kill them
         self._ending: dict[str, _Ending] = {}
-        self._copies: deque[tuple[tuple[str, Peer], MoveId]] = deque()
+        self._slices: deque[tuple[StoreKey, CopyOn | FoldOn | DropOn]] = deque()
+        self._archive = Archive(spec.node)
         self._free_cpus = list(spec.cpus)
         self._heard_at = time.monotonic()
         self._over = False
         mail.watch(zygote.fileno())
+        mail.watch(self._archive.fileno())
 
     def run(self) -> None:
         """Serve until the cluster ends, or the driver has been silent for too long."""
@@ -110,14 +132,18 @@ class NodeProcess:
         )
         tick_at = time.monotonic() + _TICK_S
         while not self._over:
-            self._mail.wait(0 if self._copies else max(0.0, tick_at - time.monotonic()))
+            busy = self._slices or self._archive.busy
+            self._mail.wait(0 if busy else max(0.0, tick_at - time.monotonic()))
             for message in self._mail.receive():
                 self._take(message)
             for notice in self._zygote.receive():
                 if isinstance(notice, Ended):
                     self._on_ended(notice)
-            if self._copies:
-                self._copy_on(*self._copies.popleft())
+            self._archive.take()
+            if self._slices:
+                self._go_on(*self._slices.popleft())
+            if self._archive.busy:
+                self._archive.hand_out()
             if time.monotonic() >= tick_at:
                 tick_at = time.monotonic() + _TICK_S
                 self._tick()
@@ -169,10 +195,30 @@ class NodeProcess:
         self._over = True
 
     def _start_executor(self, order: say.StartExecutor) -> None:
-        name = f"{order.run}/{order.who}"
-        self._processes[name] = _Process(order.run, order.who, None)
+        name = f"{order.run}/{order.who}/{order.life}"
+        self._processes[name] = _Process(order.run, order.who, None, order.life)
         target = "elasticutor.runtime.executor:run_executor"
         self._zygote.fork(Fork(name, target, order.payload, log=self._log(order.run, order.who)))
+
+    def _drop_executor(self, order: say.DropExecutor) -> None:
+        """Whatever is left of an executor's earlier lives is of no use to anybody."""
+        self._lives[order.run, order.who] = order.life
+        for name, process in self._processes.items():
+            if (process.run, process.who) == (order.run, order.who) and process.life < order.life:
+                process.ends = True
+                self._closing.pop(name, None)
+                self._zygote.kill(name)
+        for key in [key for key in self._stores if key[:2] == (order.run, order.who)]:
+            if key[2] < order.life:
+                self._close_store(key)
+
+    def _close_store(self, key: StoreKey) -> None:
+        store = self._stores.pop(key)
+        self._archive.forget(key)
+        store.backend.close()
+        if store.reply is not None:
+            self._mail.forget(store.reply.ipc or store.reply.tcp)
+        shutil.rmtree(store.path, ignore_errors=True)
 
     def _end_run(self, order: say.EndRun) -> None:
         ending = _Ending(time.monotonic() + order.grace_s)
@@ -187,10 +233,9 @@ class NodeProcess:
         for run in [run for run, ending in self._ending.items() if not ending.waiting]:
             del self._ending[run]
             for key in [key for key in self._stores if key[0] == run]:
-                store = self._stores.pop(key)
-                store.backend.close()
-                if store.reply is not None:
-                    self._mail.forget(store.reply.ipc or store.reply.tcp)
+                self._close_store(key)
+            for life in [life for life in self._lives if life[0] == run]:
+                del self._lives[life]
             shutil.rmtree(Path(self._spec.state) / run, ignore_errors=True)
             self._mail.send(DRIVER, say.RunEnded(self._spec.node, run))
 
@@ -207,7 +252,13 @@ class NodeProcess:
             ending.waiting.discard(notice.name)
         if not process.ends:
             ended = say.ProcessEnded(
-                self._spec.node, process.run, process.who, notice.code, notice.said
+                self._spec.node,
+                process.run,
+                process.who,
+                notice.code,
+                notice.said,
+                process.task,
+                process.life,
             )
             self._mail.send(DRIVER, ended)
         self._close_ended_runs()
@@ -216,22 +267,23 @@ class NodeProcess:
         return str(Path(self._spec.logs) / f"{run}-{who}.log")
 
     def _read_state(self, order: say.ReadState) -> None:
-        store = self._stores.get((order.run, order.who))
-        items = tuple(store.keeper.store.contents().items()) if store else ()
+        stores = [s for key, s in self._stores.items() if key[:2] == (order.run, order.who)]
+        items = tuple(item for s in stores for item in s.keeper.store.contents().items())
         answer = say.StateRead(self._spec.node, order.run, order.who, order.ask, items)
         self._mail.send(DRIVER, answer)
 
     # The executors
 
     def _to_node(self, message: say.ToNode) -> None:
-        if message.run in self._ending:
+        order, key = message.order, (message.run, message.who, message.life)
+        if message.run in self._ending or message.life < self._lives.get(key[:2], 0):
             return
-        order, key = message.order, (message.run, message.who)
-        store = (message.run, Peer(message.store or message.who))
+        store = (message.run, Peer(message.store or message.who), message.life)
         try:
             match order:
                 case do.OpenStore():
-                    self._open_store(store, None if message.store else message.reply, order)
+                    reply = None if message.store else message.reply
+                    self._open_store(store, reply, order, message.payload)
                 case do.StartTask(_, task):
                     self._start_task(key, store, task, message.payload)
                 case do.EndTask(_, task):
@@ -244,13 +296,15 @@ class NodeProcess:
         except Exception as error:
             self._fail(key, error)
 
-    def _fail(self, key: tuple[str, Peer], error: Exception) -> None:
-        run, who = key
+    def _fail(self, key: StoreKey, error: Exception) -> None:
+        run, who, life = key
+        if life < self._lives.get((run, who), 0):
+            return
         blob, text = described(error)
         self._mail.send(DRIVER, say.Failed(run, f"{who} on node {self._spec.node}", blob, text))
 
     def _for_store(self, message: say.ForStore) -> None:
-        key = (message.run, message.store)
+        key = (message.run, message.store, 0)
         if message.run in self._ending:
             return
         try:
@@ -259,28 +313,28 @@ class NodeProcess:
             self._fail(key, error)
 
     def _open_store(
-        self, key: tuple[str, Peer], reply: Endpoint | None, order: do.OpenStore
+        self, key: StoreKey, reply: Endpoint | None, order: do.OpenStore, payload: bytes
     ) -> None:
         if key in self._stores:
             return  # of somebody who shares it
-        run, who = key
-        path = Path(self._spec.state) / run / who
+        run, who, life = key
+        path = Path(self._spec.state) / run / f"{who}-{life}"
         path.mkdir(parents=True, mode=0o700)
         backend = LmdbBackend.create(str(path), map_size=self._spec.map_bytes)
         levels = Levels.create(backend, attempt=order.attempt, committed=order.committed)
-        self._stores[key] = _Store(reply, path, backend, Keeper(self._spec.node, levels))
+        keeping = pickle.loads(payload) if payload else None  # noqa: S301 - of our own executor
+        keeper = Keeper(self._spec.node, levels)
+        self._stores[key] = _Store(reply, path, backend, keeper, keeping)
 
-    def _start_task(
-        self, key: tuple[str, Peer], store: tuple[str, Peer], task: TaskId, payload: bytes
-    ) -> None:
-        run, who = key
+    def _start_task(self, key: StoreKey, store: StoreKey, task: TaskId, payload: bytes) -> None:
+        run, who, life = key
         spec: TaskSpec = pickle.loads(payload)  # noqa: S301 - from our own executor, authenticated
         mine = self._spec.site
         site = replace(spec.site, node=self._spec.node, sockets=mine.sockets, host=mine.host)
         spec = replace(spec, site=site, store=str(self._stores[store].path))
-        name = f"{run}/{who}/{task}"
+        name = f"{run}/{who}/{life}/{task}"
         cpu = self._free_cpus.pop(0) if self._free_cpus else None
-        self._processes[name] = _Process(run, f"{who}, task {task}", task, cpu=cpu)
+        self._processes[name] = _Process(run, who, task, life, cpu=cpu)
         self._zygote.fork(
             Fork(
                 name,
@@ -291,8 +345,9 @@ class NodeProcess:
             )
         )
 
-    def _end_task(self, key: tuple[str, Peer], task: TaskId, where: Endpoint | None) -> None:
-        name = f"{key[0]}/{key[1]}/{task}"
+    def _end_task(self, key: StoreKey, task: TaskId, where: Endpoint | None) -> None:
+        run, who, life = key
+        name = f"{run}/{who}/{life}/{task}"
         process = self._processes.get(name)
         if process is None:
             return
@@ -304,7 +359,7 @@ class NodeProcess:
             self._mail.forget(where.ipc or where.tcp)
 
     def _on_slice(self, message: say.Slice) -> None:
-        key = (message.run, message.who)
+        key = (message.run, message.who, message.life)
         store = self._stores.get(key)
         if store is None or message.run in self._ending:
             return
@@ -315,17 +370,15 @@ class NodeProcess:
         except Exception as error:
             self._fail(key, error)
 
-    def _copy_on(self, key: tuple[str, Peer], move: MoveId) -> None:
+    def _go_on(self, key: StoreKey, errand: CopyOn | FoldOn | DropOn) -> None:
         store = self._stores.get(key)
         if store is not None:
             try:
-                self._carry_out(key, store.keeper.copy_on(move))
+                self._carry_out(key, store.keeper.go_on(errand))
             except Exception as error:
                 self._fail(key, error)
 
-    def _carry_out(
-        self, key: tuple[str, Peer], errands: list[Any], reply: Endpoint | None = None
-    ) -> None:
+    def _carry_out(self, key: StoreKey, errands: list[Any], reply: Endpoint | None = None) -> None:
         store = self._stores[key]
         reply = reply or store.reply
         for errand in errands:
@@ -333,19 +386,61 @@ class NodeProcess:
                 case SendSlice(node=node):
                     piece = say.Slice(*key, errand)
                     self._mail.send(f"node {node}", piece)
-                case CopyOn(move):
-                    self._copies.append((key, move))
+                case CopyOn() | FoldOn() | DropOn():
+                    self._slices.append((key, errand))
                 case WriteIncrement():
-                    # Without a checkpoint nothing outlives the run, so there is nothing to write.
-                    self._carry_out(key, store.keeper.written(errand), reply)
+                    self._write(key, store, errand, reply)
                 case ReadShard():
-                    raise ElasticutorError(
-                        f"shard {errand.shard} of {key[1]}", "be in a checkpoint", "none is kept"
-                    )
+                    self._read(key, store, errand)
                 case _ if reply is None:
-                    self._mail.send(DRIVER, say.Said(*key, errand))
+                    self._mail.send(DRIVER, say.Said(key[0], key[1], errand))
                 case _:
                     self._answer(reply, errand)
+
+    # Checkpoints
+
+    def _write(
+        self, key: StoreKey, store: _Store, errand: WriteIncrement, reply: Endpoint | None
+    ) -> None:
+        if store.keeping is None:
+            # Without a checkpoint nothing outlives the run, so there is nothing to write.
+            self._carry_out(key, store.keeper.written(errand), reply)
+        else:
+            then = partial(self._on_written, key, errand)
+            self._archive.write(store.keeping, key[1], errand, then)
+
+    def _read(self, key: StoreKey, store: _Store, errand: ReadShard) -> None:
+        if store.keeping is None:
+            who = f"shard {errand.shard} of {key[1]}"
+            raise ElasticutorError(who, "be in a checkpoint", "none is kept")
+        self._archive.read(key, store.keeping, key[1], errand, partial(self._on_read, key))
+
+    def _on_written(
+        self, key: StoreKey, increment: WriteIncrement, file: StateFile | Exception | None
+    ) -> None:
+        store = self._stores.get(key)
+        if store is None or key[0] in self._ending:
+            return
+        if isinstance(file, Exception):
+            self._fail(key, file)
+        else:
+            note = None if file is None else file.as_note()
+            self._carry_out(key, store.keeper.written(increment, note))
+
+    def _on_read(
+        self, key: StoreKey, read: ReadShard, found: tuple[Record, ...] | Exception
+    ) -> None:
+        store = self._stores.get(key)
+        if store is None or key[0] in self._ending:
+            return
+        try:
+            if isinstance(found, Exception):
+                raise found
+            self._carry_out(key, store.keeper.restored(read, found))
+        except StaleAttemptError:
+            return  # of a move that was given up
+        except Exception as error:
+            self._fail(key, error)
 
 
 _HANDLERS: dict[type, Callable[[NodeProcess, Any], None]] = {
@@ -353,6 +448,7 @@ _HANDLERS: dict[type, Callable[[NodeProcess, Any], None]] = {
     say.Peers: NodeProcess._on_peers,
     say.EndNode: NodeProcess._on_end_node,
     say.StartExecutor: NodeProcess._start_executor,
+    say.DropExecutor: NodeProcess._drop_executor,
     say.EndRun: NodeProcess._end_run,
     say.ReadState: NodeProcess._read_state,
     say.ToNode: NodeProcess._to_node,

@@ -145,3 +145,50 @@ class Lead:
             update_ms=round(done.update_s * 1e3, 4),
             bytes=done.size,
         )
+
+
+class Leads:
+    """The leads of all operators of a run; none, unless it is in the resource-centric paradigm."""
+
+    def __init__(
+        self,
+        run: Supervisor,
+        send: Callable[[str, Any], None],
+        send_node: Callable[[NodeId, Any], None],
+    ) -> None:
+        operators = run.plan.operators if run.paradigm == "rc" else ()
+        self._leads = {
+            operator.name: Lead(
+                run,
+                operator.name,
+                operator.shards,
+                [(Peer(who), run.home(Peer(who))) for who in operator.processes],
+                [Peer(who) for who in run.plan.upstreams_of(operator.processes[0])],
+                send_node=send_node,
+                send=send,
+            )
+            for operator in operators
+        }
+
+    def __getitem__(self, operator: str) -> Lead:
+        return self._leads[operator]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a round of any operator is under way."""
+        return any(lead.busy for lead in self._leads.values())
+
+    def tick(self, *, may_begin: bool) -> None:
+        """Let every one look at the clock."""
+        for lead in self._leads.values():
+            lead.tick(may_begin=may_begin)
+
+    def loads(self, message: say.ShardLoads) -> None:
+        """An executor has said how much each shard is to do."""
+        self._leads[message.who.rpartition(".")[0]].loads(message)
+
+    def take(self, who: Peer, what: Any) -> None:
+        """An answer of a source, an executor or a node, to whoever leads what it is about."""
+        named = getattr(what, "operator", "") or who
+        lead = self._leads.get(named) or self._leads[who.rpartition(".")[0]]
+        lead.take(what)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -19,7 +19,6 @@ from elasticutor.runtime import messages as say
 from elasticutor.runtime.hub import ClusterError, Hub
 from elasticutor.runtime.ledger import Moment, RunMetrics
 from elasticutor.runtime.supervisor import RunError, RunPhase, Supervisor
-from elasticutor.sinks import MemoryWriter
 from elasticutor.state.codec import decode, decode_key
 
 _OVER = (RunPhase.ENDING, RunPhase.ENDED)
@@ -43,7 +42,7 @@ class Run:
 
     @property
     def phase(self) -> str:
-        """starting, running, draining, drained, ending or ended."""
+        """starting, running, recovering, draining, drained, ending or ended."""
         return self._supervisor.phase.value
 
     @property
@@ -71,12 +70,12 @@ class Run:
 
     def collected(self, sink: str) -> pa.Table:
         """What a `MemorySink` has taken so far."""
-        writer = self._supervisor.collected.get(sink)
+        writer = self._supervisor.answers.collected.get(sink)
         if writer is None:
-            known = sorted(self._supervisor.collected)
+            known = sorted(self._supervisor.answers.collected)
             raise BadValueError("sink", f"be a MemorySink: one of {known}", sink)
         with self._supervisor.changed:
-            return cast("MemoryWriter", writer).table()
+            return writer.table(committed_only=self._supervisor.epochs.durable)
 
     def state(self, operator: str, timeout_s: float = 60.0) -> dict[Any, Any]:
         """The state of every key of an operator, once the run is drained.
@@ -99,10 +98,10 @@ class Run:
             self._hub.call(partial(self._hub.send_nodes, nodes, order))
 
             def all_here(ask: int = ask, nodes: set[NodeId] = nodes) -> bool:
-                return len(supervisor.state_read.get(ask, ())) >= len(nodes)
+                return len(supervisor.answers.state_read.get(ask, ())) >= len(nodes)
 
             self._await(all_here, timeout_s, f"the state of {who}")
-            for answer in supervisor.state_read.pop(ask):
+            for answer in supervisor.answers.state_read.pop(ask):
                 found |= {decode_key(key): decode(value) for key, value in answer.items}
         return found
 
@@ -182,6 +181,7 @@ class Run:
                     "take cores from another executor first, or give the cluster more",
                 )
         supervisor.by_hand.add(who)
+        supervisor.recovery.want(who, sum(wanted.values()))
         supervisor.set_cores(who, wanted)
         return wanted
 
@@ -251,7 +251,7 @@ class Run:
         Raises:
             Exception: Whatever had made the run fail before.
         """
-        if self._supervisor.phase is RunPhase.RUNNING:
+        if self._supervisor.phase in (RunPhase.RUNNING, RunPhase.RECOVERING):
             try:
                 self.drain(timeout_s)
             except TimeoutError:
@@ -317,10 +317,10 @@ class Run:
             self._hub.call(partial(supervisor.ask, who, say.Explain()))
         until = time.monotonic() + 2.0
         with supervisor.changed:
-            while len(supervisor.recounts) < len(executors) and time.monotonic() < until:
+            while len(supervisor.answers.recounts) < len(executors) and time.monotonic() < until:
                 supervisor.changed.wait(0.05)
         for who in executors:
-            waits = supervisor.recounts.get(who, ("no answer",))
+            waits = supervisor.answers.recounts.get(who, ("no answer",))
             yield f"{who}: {'; '.join(waits)}"
 
     def _executor(self, operator: str, executor: int) -> Peer:

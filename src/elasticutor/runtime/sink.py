@@ -1,10 +1,15 @@
-"""A sink's process: it takes tuples in, writes them, and measures how old they are."""
+"""A sink's process: it takes tuples in, writes them, and measures how old they are.
+
+An epoch ends here when its markers have come from all upstreams. Who has sent its marker may go on
+with the next epoch meanwhile; its tuples wait, so that every tuple is written in its own epoch.
+"""
 
 from __future__ import annotations
 
 import os
 import pickle
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -21,14 +26,14 @@ from elasticutor.core.coordinator import (
 from elasticutor.core.flow import InputCredits
 from elasticutor.core.ids import Attempt, Epoch, Peer
 from elasticutor.core.latency import LatencyHistogram
-from elasticutor.errors import BadValueError, ElasticutorError, ProtocolError
+from elasticutor.errors import BadValueError, ElasticutorError, OutOfOrderError, ProtocolError
 from elasticutor.runtime import messages as say
 from elasticutor.runtime.failures import reporting
 from elasticutor.runtime.mailroom import DRIVER, Mailroom
 from elasticutor.runtime.packets import Packet
 from elasticutor.runtime.specs import SinkSpec
 from elasticutor.runtime.wire import Credit, Tuples
-from elasticutor.sinks import NoSink, Sink, Writer, open_sink
+from elasticutor.sinks import EpochWriter, NoSink, Sink, SinkRun, Writer, open_sink
 
 _INSIDE = 64
 """What an upstream may have under way to a sink, in first credits."""
@@ -42,20 +47,132 @@ def run_sink(payload: bytes) -> None:
         SinkProcess(spec, mail).run()
 
 
-class _ToDriver(Writer):
-    """Ships what a memory sink takes to the driver."""
+class _Outlet(ABC):
+    """Where a sink's tuples go, as the epochs see it."""
+
+    @abstractmethod
+    def begin(self, order: BeginAttempt) -> None:
+        """Go back to the attempt's base."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take tuples of the epoch that is next to be prepared."""
+
+    @abstractmethod
+    def prepare(self, epoch: Epoch) -> Any:
+        """Make the epoch's tuples safe; returns what it takes to commit them."""
+
+    def commit(self, epoch: Epoch) -> None:  # noqa: B027 (most have shown all by then)
+        """The epoch counts."""
+
+    def tick(self) -> None:  # noqa: B027
+        """Some time has passed."""
+
+    def close(self) -> None:  # noqa: B027
+        """Called once, whatever happened."""
+
+
+class _ToDriver(_Outlet):
+    """Ships what a memory sink takes to the driver, which knows what is committed."""
 
     def __init__(self, spec: SinkSpec, mail: Mailroom) -> None:
         self._spec = spec
         self._mail = mail
         self._schema = spec.schema.serialize().to_pybytes()
+        self._attempt = Attempt(0)
+        self._epoch = Epoch(0)
+
+    def begin(self, order: BeginAttempt) -> None:
+        self._attempt, self._epoch = order.attempt, order.epoch
 
     def write(self, batch: pa.RecordBatch) -> None:
         data = batch.serialize().to_pybytes()
         collected = say.Collected(
-            self._spec.site.run, self._spec.who, self._schema, data, batch.num_rows
+            self._spec.site.run,
+            self._spec.who,
+            self._attempt,
+            self._epoch,
+            self._schema,
+            data,
+            batch.num_rows,
         )
         self._mail.send(DRIVER, collected)
+
+    def prepare(self, epoch: Epoch) -> None:
+        self._epoch = Epoch(epoch + 1)
+
+
+class _AtOnce(_Outlet):
+    """A writer that knows nothing of epochs: what it writes is seen, and may be written again."""
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def begin(self, order: BeginAttempt) -> None:
+        """What is written is written."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write(batch)
+
+    def prepare(self, epoch: Epoch) -> None:
+        self._writer.flush()
+
+    def tick(self) -> None:
+        self._writer.tick()
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _ByEpochs(_Outlet):
+    """A writer that publishes by epochs."""
+
+    def __init__(self, writer: EpochWriter) -> None:
+        self._writer = writer
+        self._prepared: tuple[Epoch, Any] | None = None
+
+    def begin(self, order: BeginAttempt) -> None:
+        # First what counts, by whoever it was prepared: all that is left is then given up.
+        self._prepared = None
+        if order.note is not None:
+            self._writer.commit(order.base, order.note)
+        self._writer.abort()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write(batch)
+
+    def prepare(self, epoch: Epoch) -> Any:
+        # Sources end an epoch only when the one before it is committed, though the word of that may
+        # be slower on its way than their markers.
+        self._publish()
+        note = self._writer.prepare(epoch)
+        self._prepared = (epoch, note)
+        return note
+
+    def commit(self, epoch: Epoch) -> None:
+        if self._prepared is not None and self._prepared[0] == epoch:
+            self._publish()
+
+    def tick(self) -> None:
+        self._writer.tick()
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def _publish(self) -> None:
+        if self._prepared is not None:
+            epoch, note = self._prepared
+            if note is not None:
+                self._writer.commit(epoch, note)
+            self._prepared = None
+
+
+def _outlet(sink: Sink, spec: SinkSpec, mail: Mailroom) -> _Outlet:
+    if sink.collects:
+        return _ToDriver(spec, mail)
+    run = SinkRun(spec.who, spec.site.run, spec.job, spec.checkpointed)
+    writer = open_sink(spec.who, sink, 0, spec.schema, run)
+    return _ByEpochs(writer) if isinstance(writer, EpochWriter) else _AtOnce(writer)
 
 
 class SinkProcess:
@@ -66,13 +183,13 @@ class SinkProcess:
         self._mail = mail
         sink: Sink = cloudpickle.loads(spec.blob)
         self._writes = not isinstance(sink, NoSink)  # otherwise nobody looks into the packets
-        self._writer = (
-            _ToDriver(spec, mail) if sink.collects else open_sink(spec.who, sink, 0, spec.schema)
-        )
+        self._outlet = _outlet(sink, spec, mail)
         self._greeted: set[Peer] = set()
         self._credits = InputCredits([], first=0)
         self._attempt = Attempt(0)
+        self._epoch = Epoch(0)  # the one whose markers come next
         self._marked: set[Peer] = set()
+        self._held: list[Tuples] = []  # of the epoch after it
         self._finished = False
         self._rows = 0
         self._latency = LatencyHistogram()
@@ -81,7 +198,9 @@ class SinkProcess:
     def run(self) -> None:
         """Register, then write whatever comes until told to finish."""
         spec = self._spec
-        where = say.Registered(spec.site.run, spec.who, self._mail.endpoint, os.getpid())
+        where = say.Registered(
+            spec.site.run, spec.who, self._mail.endpoint, os.getpid(), spec.site.life
+        )
         self._mail.send(DRIVER, where)
         measure_at = time.monotonic() + spec.tempo.measure_s
         try:
@@ -91,10 +210,10 @@ class SinkProcess:
                     self._take(message)
                 if time.monotonic() >= measure_at:
                     measure_at = time.monotonic() + spec.tempo.measure_s
-                    self._writer.tick()
+                    self._outlet.tick()
                     self._measure()
         finally:
-            self._writer.close()
+            self._outlet.close()
 
     def _take(self, message: Any) -> None:
         handler = _HANDLERS.get(type(message))
@@ -120,11 +239,19 @@ class SinkProcess:
         if message.attempt != self._attempt:
             return
         self._credits.require_credit(message.sender)
-        packet = message.packet
-        batch = packet.open(self._spec.schema) if self._writes else None
+        if self._writes:
+            message.packet.open(self._spec.schema)  # refused before anything has changed
         self._credits.spend(message.sender, message.size)
-        if batch is not None:
-            self._writer.write(batch)
+        if message.sender in self._marked:
+            # It is an epoch ahead of others. These tuples count as inside, so it cannot run away.
+            self._held.append(message)
+        else:
+            self._write(message)
+
+    def _write(self, message: Tuples) -> None:
+        packet = message.packet
+        if self._writes:
+            self._outlet.write(packet.open(self._spec.schema))
         self._note_ages(packet)
         self._credits.finish(message.sender, message.size)
         limit = _INSIDE * self._spec.credit_bytes
@@ -145,21 +272,37 @@ class SinkProcess:
         if message.attempt != self._attempt:
             return
         self._credits.require(message.sender)
+        if message.epoch != self._epoch or message.sender in self._marked:
+            must = f"be of epoch {self._epoch}, and one from each upstream"
+            raise OutOfOrderError(f"marker of {message.sender!r}", must, message.epoch)
         self._marked.add(message.sender)
         if len(self._marked) == len(self._spec.upstreams):
-            self._marked.clear()
-            self._writer.flush()
-            self._measure()
-            self._say(ParticipantPrepared(self._spec.who, message.attempt, Epoch(message.epoch)))
+            self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        ended = self._epoch
+        note = self._outlet.prepare(ended)
+        self._epoch = Epoch(ended + 1)
+        self._marked.clear()
+        self._measure()
+        self._say(ParticipantPrepared(self._spec.who, self._attempt, ended, note))
+        held, self._held = self._held, []
+        for message in held:
+            self._write(message)
 
     def _on_begin(self, order: BeginAttempt) -> None:
-        self._attempt = order.attempt
+        if order.attempt <= self._attempt:
+            return
+        self._attempt, self._epoch = order.attempt, order.epoch
         self._marked.clear()
+        self._held.clear()
         self._credits = InputCredits(self._spec.upstreams, first=self._spec.credit_bytes)
+        self._outlet.begin(order)
         self._say(ParticipantReady(self._spec.who, order.attempt))
 
     def _on_commit(self, order: CommitEpoch) -> None:
-        """Nothing to do: what this sink writes, it writes at once."""
+        if order.attempt == self._attempt:
+            self._outlet.commit(order.epoch)
 
     def _on_peers(self, message: say.Peers) -> None:
         self._mail.know_all(message.book)

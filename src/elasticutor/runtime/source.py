@@ -13,7 +13,12 @@ import cloudpickle
 
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
-from elasticutor.core.coordinator import EndEpoch, ParticipantPrepared, StartSource
+from elasticutor.core.coordinator import (
+    CommitEpoch,
+    EndEpoch,
+    ParticipantPrepared,
+    StartSource,
+)
 from elasticutor.core.flow import Outputs
 from elasticutor.core.ids import Attempt, Epoch, Peer
 from elasticutor.core.repartition import PauseUpstream, UpdateTable
@@ -61,6 +66,7 @@ class SourceProcess:
         self._router = Router(spec.routes, spec.who)
         self._outputs = Outputs([], first=0, limit=0, returned=False)
         self._attempt = Attempt(0)
+        self._offsets: dict[Epoch, Any] = {}  # where epochs ended that are not committed yet
         self._draining = False
         self._silent = False  # the last marker is sent
         self._told_exhausted = False
@@ -76,7 +82,9 @@ class SourceProcess:
     def run(self) -> None:
         """Register, then send whatever is due until told to finish."""
         spec = self._spec
-        where = say.Registered(spec.site.run, spec.who, self._mail.endpoint, os.getpid())
+        where = say.Registered(
+            spec.site.run, spec.who, self._mail.endpoint, os.getpid(), spec.site.life
+        )
         self._mail.send(DRIVER, where)
         measure_at = time.monotonic() + spec.tempo.measure_s
         wait_s = 0.0
@@ -91,8 +99,7 @@ class SourceProcess:
                     measure_at = time.monotonic() + spec.tempo.measure_s
                     self._measure()
         finally:
-            if self._reader is not None:
-                self._reader.close()
+            self._stop_reading()
 
     def _read_and_send(self) -> float:
         """Send what is due; returns how long there is nothing to do."""
@@ -150,7 +157,9 @@ class SourceProcess:
     def _tell_exhausted(self) -> None:
         if not self._told_exhausted:
             self._told_exhausted = True
-            self._mail.send(DRIVER, say.Exhausted(self._spec.site.run, self._spec.who))
+            self._mail.send(
+                DRIVER, say.Exhausted(self._spec.site.run, self._spec.who, self._attempt)
+            )
 
     def _measure(self) -> None:
         spec = self._spec
@@ -183,29 +192,50 @@ class SourceProcess:
             self._mail.drop(str(error))
 
     def _on_start(self, order: StartSource) -> None:
-        spec = self._spec
-        if self._reader is not None:
-            self._reader.close()
+        if order.attempt <= self._attempt:
+            return
         self._attempt = order.attempt
+        self._stop_reading()
+        spec = self._spec
+        # Nothing of the attempt before counts, and with it the tables of shards begin anew.
+        self._router = Router(spec.routes, spec.who)
         self._outputs = Outputs(
             self._router.peers, first=spec.credit_bytes, limit=spec.credit_bytes, returned=False
         )
         schema = spec.schema.serialize().to_pybytes()
         for peer in self._router.peers:
             self._mail.send(peer, say.Hello(spec.who, schema))
-        self._reader = self._source.open(spec.task, spec.tasks, order.offset)
+        self._offsets.clear()
         self._told_exhausted = False
         self._silent = False
+        self._draining = False  # whoever drains the run says so again
         self._credit_step = 0
+        self._send_at = 0.0
+        self._reader = self._source.open(spec.task, spec.tasks, order.offset)
+        self._reader.checkpointed = spec.checkpointed
+
+    def _stop_reading(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
     def _on_end_epoch(self, order: EndEpoch) -> None:
-        assert self._reader is not None  # an epoch ends only after the start
+        if order.attempt != self._attempt or self._reader is None:
+            return
         self._end_epoch(order.epoch)
         self._silent = self._draining
         self._measure()
         offset = self._reader.offset
-        prepared = ParticipantPrepared(self._spec.who, order.attempt, order.epoch, offset)
-        self._say(prepared)
+        if self._spec.checkpointed:
+            self._offsets[order.epoch] = offset
+        self._say(ParticipantPrepared(self._spec.who, order.attempt, order.epoch, offset))
+
+    def _on_commit(self, order: CommitEpoch) -> None:
+        if order.attempt != self._attempt or self._reader is None:
+            return
+        offset = self._offsets.pop(order.epoch, None)
+        if offset is not None:
+            self._reader.committed(offset)
 
     def _end_epoch(self, epoch: Epoch) -> None:
         self._outputs.end_epoch(epoch)
@@ -297,6 +327,7 @@ class _Meter:
 _HANDLERS: dict[type, Callable[[SourceProcess, Any], None]] = {
     StartSource: SourceProcess._on_start,
     EndEpoch: SourceProcess._on_end_epoch,
+    CommitEpoch: SourceProcess._on_commit,
     Credit: SourceProcess._on_credit,
     PauseUpstream: SourceProcess._on_pause,
     UpdateTable: SourceProcess._on_table,

@@ -11,6 +11,7 @@ from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.ids import NodeId, Peer, TaskId
 from elasticutor.runtime.channels import Endpoint
 from elasticutor.runtime.security import ClusterKeys
+from elasticutor.state.checkpoint import StateForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Site:
     """The address under which others reach this machine."""
     keys: ClusterKeys
     driver: Endpoint
+    life: int = 0
+    """Which one of its name it is: one that was lost has a successor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,14 @@ class OperatorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Keeping:
+    """Where an executor's state is made durable, and how."""
+
+    uri: str
+    form: StateForm
+
+
+@dataclass(frozen=True, slots=True)
 class Tempo:
     """How often things are done, in seconds."""
 
@@ -59,6 +70,8 @@ class Tempo:
     """Between two looks at the balance of an executor's tasks; 0: never."""
     measure_s: float = 0.25
     """Between two measurements sent to the driver."""
+    patience_s: float = 60.0
+    """How long an answer may take before whoever waits for it gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,8 @@ class ExecutorSpec:
     tempo: Tempo
     store: Peer
     """Whose state it works on: its own, or its operator's where upstreams hold the table."""
+    keeping: Keeping | None = None
+    """Where its state is made durable; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +120,8 @@ class SourceSpec:
     routes: tuple[Route, ...]
     credit_bytes: int
     tempo: Tempo
+    checkpointed: bool = False
+    """Whether it is told which epochs are committed, and its reader what that covers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +135,10 @@ class SinkSpec:
     upstreams: tuple[Peer, ...]
     credit_bytes: int
     tempo: Tempo
+    checkpointed: bool = False
+    """Whether it publishes by epochs, if it can; otherwise there is one, at the very end."""
+    job: str = ""
+    """What stays the same when the run is started again: where the checkpoint is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 ```
 starting ──all registered──▶ running ──stop, or sources exhausted──▶ draining ──▶ drained ──▶ ended
-    └──────────────────────────┴──── anybody lost or failed ───────────┴──▶ ending ─────────▶ ended
+    └──────────────────────────┼──── anybody lost or failed ───────────┼──▶ ending ─────────▶ ended
+                               └──▶ recovering, if there is a checkpoint ──▶ running, draining
 ```
 
 Lives in the hub's thread; only `Run` (the user's handle) looks at it from another, under `changed`.
@@ -12,39 +13,43 @@ from __future__ import annotations
 
 import math
 import pickle
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-import pyarrow as pa
-
 from elasticutor.core import coordinator as co
 from elasticutor.core import instructions as do
-from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer
 from elasticutor.core.paradigm import Paradigm
+from elasticutor.core.patience import Patience
 from elasticutor.core.placement import Placement
 from elasticutor.errors import ElasticutorError, ProtocolError
 from elasticutor.runtime import messages as say
+from elasticutor.runtime.answers import Answers
+from elasticutor.runtime.attendance import Attendance
 from elasticutor.runtime.blueprint import Blueprint
 from elasticutor.runtime.channels import Endpoint
+from elasticutor.runtime.chronicle import REPORTS, note_report, note_staff
+from elasticutor.runtime.epochs import EpochDriver
 from elasticutor.runtime.failures import described_end
 from elasticutor.runtime.hosts import ends_name
 from elasticutor.runtime.journal import Journal
 from elasticutor.runtime.ledger import Ledger
-from elasticutor.runtime.packets import open_batch
-from elasticutor.runtime.repartitioning import ANSWERS, Lead
+from elasticutor.runtime.recovery import Recovery
+from elasticutor.runtime.repartitioning import ANSWERS, Leads
 from elasticutor.runtime.scheduling import Interval
-from elasticutor.sinks import Writer
-from elasticutor.topology import Plan, StagePlan
+from elasticutor.state.checkpoint import Checkpoint
+from elasticutor.topology import Plan
 
 if TYPE_CHECKING:
     from elasticutor.runtime.hub import Hub
 
 _GRACE_S = 2.0
 """How long processes have to end by themselves."""
+_COMMIT_S = 60.0
+"""How long sinks have to commit the last epoch."""
 _SETTLE_S = 0.6
 """For so long after the first tuple the scheduler looks at nothing: the first chunks are slow."""
 
@@ -62,10 +67,30 @@ class RunPhase(Enum):
 
     STARTING = "starting"
     RUNNING = "running"
+    RECOVERING = "recovering"
     DRAINING = "draining"
     DRAINED = "drained"
     ENDING = "ending"
     ENDED = "ended"
+
+
+_OVER = (RunPhase.ENDING, RunPhase.ENDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a run is to keep to."""
+
+    paradigm: Paradigm
+    latency_target: float | None
+    """What the scheduler aims at, in seconds; None: it leaves the run alone."""
+    end_when_drained: bool
+    start_timeout_s: float
+    epoch_interval_s: float
+    patience_s: float
+    """How long an answer may take."""
+    restarts: int
+    """How often the same thing may fail without an epoch committed in between."""
 
 
 class Supervisor:
@@ -77,64 +102,71 @@ class Supervisor:
         run: str,
         plan: Plan,
         placements: Mapping[Peer, Placement],
+        terms: Terms,
         *,
         blueprint: Blueprint,
-        paradigm: Paradigm,
-        latency_target: float | None,
         journal: Journal,
         ends_hosts: int,
-        start_timeout_s: float,
-        end_when_drained: bool,
+        checkpoint: Checkpoint | None,
+        free_cores: Callable[[], dict[NodeId, int]],
+        restart_hosts: Callable[[Supervisor, Sequence[int]], None],
     ) -> None:
         self._hub = hub
         self.run = run
         self.plan = plan
         self.cores = {who: dict(placed.cores) for who, placed in placements.items()}
         """The cores that every executor should have, by node."""
-        self.paradigm = paradigm
-        self.latency_target = latency_target
-        """What the scheduler aims at, in seconds; None: it leaves the run alone."""
+        self.paradigm = terms.paradigm
+        self.latency_target = terms.latency_target
         self.by_hand: set[Peer] = set()
         """Executors whose cores somebody has set: the scheduler leaves them alone."""
         self.interval = Interval()
-        self._placements = placements
-        self._blueprint = blueprint
         self.journal = journal
         self.ledger = Ledger()
-        self.changed = threading.Condition()
+        self.answers = Answers(plan)
+        self.changed = self.answers.changed
         self.phase = RunPhase.STARTING
         self.error: Exception | None = None
-        self._ends_hosts = ends_hosts
-        self.ends_by_itself = end_when_drained
+        self.ends_by_itself = terms.end_when_drained
         self._began_at = time.monotonic()
-        self._start_by = self._began_at + start_timeout_s
+        self._start_by = self._began_at + terms.start_timeout_s
         self._running_at = math.inf
         self._end_by = float("inf")
-        self._book: dict[str, Endpoint] = {}
-        self.pids: dict[str, int] = {}
-        self.executors = _processes(plan.operators)
-        self.sources = _processes(plan.sources)
-        self._sinks = _processes(plan.sinks)
-        self._everybody = (*self.executors, *self.sources, *self._sinks)
-        self._hosts_up: dict[int, str] = {}
-        """Hosts of sources and sinks, and in words where they are."""
+        self._attendance = Attendance(hub, run, plan, blueprint, dict(placements), ends_hosts)
+        self.executors = self._attendance.executors
+        self.sources = self._attendance.sources
+        self.pids = self._attendance.pids
         self._exhausted: set[Peer] = set()
         self._restless: set[Peer] = set()
+        self._asked_to_stop = False
         self._was_drained = False
         self._left: set[str] = set()
         """Those that have yet to say that nothing of the run is left there: nodes, and the hosts
         of sources and sinks."""
-        self.collected: dict[str, Writer] = {}
-        self._schemas = {sink.name: sink.schema for sink in plan.sinks}
         self._callbacks: list[Callable[[], None]] = []
-        self.recounts: dict[Peer, tuple[str, ...]] = {}
-        self.state_read: dict[int, list[say.StateRead]] = {}
-        self.coordinator = co.Coordinator(self.executors, self.sources, self._sinks)
-        self._leads = self._make_leads() if paradigm == "rc" else {}
+        self.coordinator = co.Coordinator(self.executors, self.sources, self._attendance.sinks)
+        self.epochs = EpochDriver(
+            hub,
+            self.coordinator,
+            self,
+            self._send,
+            sources=self.sources,
+            executors=self.executors,
+            checkpoint=checkpoint,
+            interval_s=terms.epoch_interval_s,
+            patience_s=terms.patience_s,
+        )
+        self.recovery = Recovery(
+            self,
+            self._attendance,
+            self.epochs,
+            patience=Patience(terms.restarts),
+            patience_s=terms.patience_s,
+            free_cores=free_cores,
+            restart_hosts=lambda numbers: restart_hosts(self, numbers),
+        )
+        self.leads = Leads(self, self._send, hub.send_node)
         self._drains = False  # as soon as no shard is on the move between executors
-        for sink in plan.sinks:
-            if sink.collects:
-                self.collected[sink.name] = cloudpickle.loads(sink.blob).open(0, sink.schema)
 
     # Starting
 
@@ -147,144 +179,158 @@ class Supervisor:
             paradigm=self.paradigm,
             cores={who: dict(cores) for who, cores in self.cores.items()},
         )
-        for node, order in self._blueprint.executors():
-            self._hub.send_node(node, order)
+        for who in self.executors:
+            self._attendance.start_executor(who)
 
     def _on_host_up(self, message: say.EndsHostUp) -> None:
         """Give a host of sources and sinks its share of them."""
-        if message.number in self._hosts_up:
-            # Spark tries a lost task again, but what the first one had sent cannot be taken back.
-            who = f"host {message.number} of sources and sinks{self._hosts_up[message.number]}"
-            self.fail(RunError(who, "go on", "was lost, and has been started anew"))
-        if self.phase in (RunPhase.ENDING, RunPhase.ENDED):
-            self._hub.mail.know(self._name(ends_name(message.number)), message.endpoint)
-            self._send(ends_name(message.number), say.EndRun(self.run, 0.0))
-            return
-        near = [n for n, seen in sorted(self._hub.nodes.items()) if seen.home == message.home]
-        beside = f", beside {' and '.join(f'node {node!r}' for node in near)}," if near else ""
-        self._hosts_up[message.number] = beside
-        ends: list[tuple[str, str, bytes]] = []
-        for place, (kind, who, make) in enumerate(self._blueprint.ends()):
-            if place % self._ends_hosts == message.number:
-                if near:
-                    site = self._blueprint.site(near[place % len(near)])
-                else:
-                    site = self._blueprint.site_elsewhere(message)
-                ends.append((kind, who, pickle.dumps(make(site), pickle.HIGHEST_PROTOCOL)))
-        self._hub.mail.know(self._name(ends_name(message.number)), message.endpoint)
-        self._send(ends_name(message.number), say.StartEnds(tuple(ends)))
+        if self.phase in _OVER:
+            name = f"{self.run} {ends_name(message.number)}"
+            self._hub.mail.know(name, message.endpoint)
+            self._hub.mail.send(name, say.EndRun(self.run, 0.0))
+        elif message.number not in self._attendance.hosts:
+            self._attendance.host_up(message)
+        else:
+            # Spark tries a lost task again.
+            number = message.number
+            who = f"host {number} of sources and sinks{self._attendance.near(number)}"
+            reason = "was lost, and has been started anew"
+            if self._recovers:
+                self.recovery.host_replaced(message, f"{who} {reason}")
+            else:
+                self.fail(RunError(who, "go on", reason))
+                self._on_host_up(message)
 
     def _on_registered(self, message: say.Registered) -> None:
-        self._book[message.who] = message.endpoint
-        self.pids[message.who] = message.pid
-        self._hub.mail.know(self._name(message.who), message.endpoint)
-        if self.phase is RunPhase.STARTING and set(self._everybody) <= set(self._book):
-            for who in self._everybody:
-                self._send(who, say.Peers(self._book))
-            self._enact(self.coordinator.start())
-
-    def _name(self, who: str) -> str:
-        return f"{self.run} {who}"
+        if self._attendance.registered(message) and self.phase not in _OVER:
+            self.recovery.registered(message.who)
 
     def _send(self, who: str, message: Any) -> None:
-        self._hub.mail.send(self._name(who), message)
-
-    # Epochs
-
-    def _enact(self, orders: list[co.Order]) -> None:
-        for order in orders:
-            match order:
-                case co.WriteManifest(epoch=epoch):
-                    # Without a checkpoint a manifest has nothing to name: the epoch is over.
-                    self._enact(self.coordinator.handle(co.ManifestWritten(epoch)))
-                    if self.phase is RunPhase.DRAINING:
-                        self._come_to_rest()
-                case co.StartSource(who=who):
-                    self._send(who, order)
-                    if self.phase is RunPhase.STARTING:
-                        self.journal.write("run running", run=self.run, seconds=self._age())
-                        self._running_at = time.monotonic()
-                        self._set_phase(RunPhase.RUNNING)
-                case _:
-                    self._send(order.who, order)
+        if who in self._attendance.book:  # whoever is being replaced hears of what comes later
+            self._attendance.send(who, message)
 
     def _age(self) -> float:
         return round(time.monotonic() - self._began_at, 6)
+
+    # Epochs
+
+    def attempt_begun(self, attempt: Attempt, base: Epoch) -> None:
+        """Everybody goes back to the base."""
+        self._exhausted.clear()
+        if not self._asked_to_stop:
+            self.epochs.go_on()
+        self.answers.begin(attempt)
+
+    def sources_started(self) -> None:
+        """Tuples flow, for the first time or again."""
+        now = time.monotonic()
+        self._running_at = now
+        told = self.recovery.recovered()
+        if self.phase is RunPhase.STARTING:
+            self.journal.write(
+                "run running", run=self.run, seconds=self._age(), epoch=self.coordinator.committed
+            )
+        if told is not None:
+            reason, seconds = told
+            self.journal.write(
+                "recovered",
+                run=self.run,
+                epoch=self.coordinator.committed,
+                seconds=round(seconds, 6),
+                reason=reason,
+            )
+        if self._asked_to_stop:
+            self._set_phase(RunPhase.DRAINING)
+            for source in self.sources:
+                self._send(source, say.Drain())
+        else:
+            self._set_phase(RunPhase.RUNNING)
+
+    def epoch_committed(self, epoch: Epoch, seconds: float, size: int) -> None:
+        """The epoch is durable, whatever happens now."""
+        self.recovery.committed()
+        if self.epochs.durable:
+            self.journal.write(
+                "epoch committed", run=self.run, epoch=epoch, seconds=round(seconds, 6), bytes=size
+            )
+        self.answers.commit(epoch)
+
+    def last_epoch_committed(self) -> None:
+        """And so is the last one."""
+        if self.phase is RunPhase.DRAINING:
+            self._come_to_rest()
+
+    def storage_failed(self, error: Exception) -> None:
+        """The checkpoint cannot be written: what is committed stays, and the run ends."""
+        self.fail(error)
+
+    def ask_why(self, missing: Sequence[Peer]) -> None:
+        """Let those who have not answered say why, if they can."""
+        self.answers.recounts.clear()
+        for who in missing:
+            if who in self.executors:
+                self._send(who, say.Explain())
+
+    def too_late(self, missing: Sequence[Peer], reason: str) -> None:
+        """These have not answered for too long."""
+        words = " | ".join([reason, *self.answers.explained()])
+        if missing and self._recovers:
+            self.recovery.too_late(missing, words)
+        else:
+            self.fail(RunError("run", "go on", f"does not: {words}"))
+
+    def interrupted(self) -> None:
+        """Tuples do not flow, until everybody has begun again."""
+        if self.phase in (RunPhase.RUNNING, RunPhase.DRAINING):
+            self._set_phase(RunPhase.RECOVERING)
+
+    def give_up(self, kind: str, reason: str, summary: str) -> None:
+        """Something fails again and again."""
+        self.fail(
+            RunError(
+                kind,
+                "go on",
+                f"was lost too often without an epoch committed in between ({summary}). "
+                f"The last time: {reason}",
+                "what is committed is kept: find the cause, and submit with the same checkpoint",
+            )
+        )
+
+    @property
+    def _recovers(self) -> bool:
+        going = (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.RECOVERING, RunPhase.DRAINING)
+        return self.recovery.possible and self.phase in going
 
     def _on_said(self, message: say.Said) -> None:
         what, who = message.what, message.who
         match what:
             case do.ReportReady(attempt):
-                self._enact(self.coordinator.handle(co.ParticipantReady(who, attempt)))
-            case do.ReportPrepared(attempt, epoch):
-                self._enact(self.coordinator.handle(co.ParticipantPrepared(who, attempt, epoch)))
+                self.epochs.handle(co.ParticipantReady(who, attempt))
+            case do.ReportPrepared(attempt, epoch, notes):
+                self.epochs.handle(co.ParticipantPrepared(who, attempt, epoch, notes))
+            case do.ReportFailure(attempt, reason) if self._recovers:
+                self.recovery.failed(who, attempt, f"{who}: {reason}")
             case do.ReportFailure(_, reason):
                 self.fail(RunError(who, "go on", f"failed: {reason}"))
-            case do.ReportMove():
-                self._journal_move(who, what)
-            case say.MoveRefused():
-                self.journal.write(
-                    "move refused", executor=who, shard=what.shard, cause="asked", reason=what.why
-                )
             case say.Rested():
                 self._on_rested(who)
-            case do.ReportHotShards(shards):
-                self.journal.write("hot shards", executor=who, shards=list(shards))
+            case _ if isinstance(what, REPORTS):
+                if self.epochs.durable or not isinstance(what, do.ReportSealed):
+                    note_report(self.journal, who, what)
             case co.ParticipantReady() | co.ParticipantPrepared():
-                self._enact(self.coordinator.handle(what))
+                self.epochs.handle(what)
             case _ if isinstance(what, ANSWERS):
-                self._lead_of(who, what).take(what)
+                self.leads.take(who, what)
             case _:
                 self._hub.mail.drop(f"{type(what).__name__} is no report")
 
-    def _journal_move(self, who: Peer, move: do.ReportMove) -> None:
-        self.journal.write(
-            "shard moved",
-            executor=who,
-            shard=move.shard,
-            source=move.source,
-            destination=move.destination,
-            remote=move.remote,
-            cause=move.cause,
-            sync_ms=round(move.sync_s * 1e3, 4),
-            migration_ms=round(move.migration_s * 1e3, 4),
-            bytes=move.copied + move.migrated,
-            bytes_held=move.migrated,
-        )
-
     # Shards that change their executor
-
-    def _make_leads(self) -> dict[str, Lead]:
-        return {
-            operator.name: Lead(
-                self,
-                operator.name,
-                operator.shards,
-                [(Peer(who), self._placements[Peer(who)].node) for who in operator.processes],
-                _peers(self.plan.upstreams_of(operator.processes[0])),
-                send_node=self._hub.send_node,
-                send=self._send,
-            )
-            for operator in self.plan.operators
-        }
-
-    def _lead_of(self, who: Peer, what: Any) -> Lead:
-        """Whoever leads the operator that an answer is about."""
-        named = getattr(what, "operator", "") or who
-        return self._leads.get(named) or self._leads[who.rpartition(".")[0]]
-
-    def lead(self, operator: str) -> Lead:
-        """Whoever leads an operator's shards from executor to executor."""
-        return self._leads[operator]
-
-    def _on_shard_loads(self, message: say.ShardLoads) -> None:
-        self._lead_of(message.who, message).loads(message)
 
     def round_over(self) -> None:
         """No shard of some operator is on the move any more."""
         if self._drains:
             self._drains = False
-            self.drain()
+            self._drain()
 
     def fail_for(self, who: str, reason: str) -> None:
         """End the run, because of somebody."""
@@ -315,8 +361,10 @@ class Supervisor:
 
     def set_cores(self, who: Peer, wanted: Mapping[NodeId, int]) -> None:
         """Tell an executor which cores it should have from now on."""
-        self.cores[who] = dict(wanted)
-        self._send(who, say.SetCores(dict(wanted)))
+        there = {node: count for node, count in wanted.items() if node in self._hub.nodes}
+        if sum(there.values()):  # otherwise it was decided before the node was lost
+            self.cores[who] = there
+            self._send(who, say.SetCores(there))
 
     def on_ended(self, callback: Callable[[], None]) -> None:
         """Have something done when the run has ended; must not take long."""
@@ -324,7 +372,21 @@ class Supervisor:
 
     def home(self, who: Peer) -> NodeId:
         """The node of an executor's main process."""
-        return self._placements[who].node
+        return self._attendance.placements[who].node
+
+    @property
+    def nodes(self) -> frozenset[NodeId]:
+        """The nodes that are up."""
+        return frozenset(self._hub.nodes)
+
+    def endpoint_of(self, node: NodeId) -> Endpoint:
+        """Where a node is."""
+        return self._hub.nodes[node].endpoint
+
+    @property
+    def is_scheduled(self) -> bool:
+        """Whether somebody decides about its cores."""
+        return self.latency_target is not None
 
     def ask(self, who: Peer, message: Any) -> None:
         """Send something to an executor."""
@@ -332,35 +394,33 @@ class Supervisor:
 
     def _on_staff(self, message: say.Staff) -> None:
         self.ledger.staff(message)
-        if message.cause:
-            kind = "core granted" if message.cause.endswith("started") else "core taken"
-            self.journal.write(
-                kind,
-                executor=message.who,
-                cause=message.cause,
-                cores=len(message.tasks),
-                seconds=round(message.seconds, 6),
-            )
-        with self.changed:
-            self.changed.notify_all()
+        note_staff(self.journal, message)
+        self.answers.notify()
         self._hub.staff_changed()
 
     # The end
 
     def drain(self) -> None:
         """Let the sources stop, and everything that they have sent be processed."""
-        if any(lead.busy for lead in self._leads.values()):
+        self._asked_to_stop = True
+        self._drain()
+
+    def _drain(self) -> None:
+        if self.leads.busy:
             self._drains = True  # a paused source cannot end an epoch: the round ends first
         elif self.phase is RunPhase.RUNNING:
             self._set_phase(RunPhase.DRAINING)
             for source in self.sources:
                 self._send(source, say.Drain())
-            self._enact(self.coordinator.handle(co.EpochDue()))
+            self.epochs.end_last()
+        elif self.phase is RunPhase.RECOVERING and self._asked_to_stop:
+            self.epochs.end_last()
 
     def _on_exhausted(self, message: say.Exhausted) -> None:
-        self._exhausted.add(message.who)
-        if self._exhausted == set(self.sources):
-            self.drain()
+        if message.attempt == self.coordinator.attempt:
+            self._exhausted.add(message.who)
+            if self._exhausted == set(self.sources):
+                self._drain()
 
     def _come_to_rest(self) -> None:
         """Everything is processed; before state is read, the last shard must have arrived."""
@@ -384,24 +444,25 @@ class Supervisor:
 
     def end(self) -> None:
         """End every process of the run."""
-        if self.phase in (RunPhase.ENDING, RunPhase.ENDED):
+        if self.phase in _OVER:
             return
         self._set_phase(RunPhase.ENDING)
-        for who in self._everybody:
-            if who in self._book:
-                self._send(who, say.Finish())
-        order = say.EndRun(self.run, _GRACE_S)
-        self._end_by = time.monotonic() + 4 * _GRACE_S
-        self._hub.send_nodes(self._hub.nodes, order)
-        hosts = {ends_name(number) for number in self._hosts_up}
+        self.epochs.close()
+        self._attendance.send_all(say.Finish())
+        # A sink that commits the last epoch may take long, and nobody else would do it.
+        grace_s = _COMMIT_S if self._was_drained and self.epochs.durable else _GRACE_S
+        order = say.EndRun(self.run, grace_s)
+        self._end_by = time.monotonic() + grace_s + 3 * _GRACE_S
+        self._hub.send_nodes(self._hub.nodes, say.EndRun(self.run, _GRACE_S))
+        hosts = {ends_name(number) for number in self._attendance.hosts}
         for host in hosts:
-            self._send(host, order)
+            self._attendance.send(host, order)
         self._left = {*self._hub.nodes, *hosts}
         self._try_to_close()
 
     def fail(self, error: Exception) -> None:
         """End the run because of a failure; only the first one counts."""
-        if self.phase in (RunPhase.ENDING, RunPhase.ENDED):
+        if self.phase in _OVER:
             return
         self.error = error
         self.journal.write("failure", run=self.run, reason=str(error))
@@ -409,6 +470,12 @@ class Supervisor:
 
     def _on_failed(self, message: say.Failed) -> None:
         error = _unpickled(message)
+        if isinstance(error, ProtocolError) and self._recovers:
+            who, _, node = message.who.partition(" on node ")
+            if node:  # the node goes on, and somebody waits for its answer in vain
+                attempt = self.coordinator.attempt
+                self.recovery.failed(Peer(who), attempt, f"{message.who}: {error}")
+            return  # otherwise the process that says so ends, and that is what counts
         if self.phase is RunPhase.ENDING and self._was_drained and self.error is None:
             # A sink that cannot close has lost what it had kept: that is no success.
             self.error = error
@@ -416,41 +483,64 @@ class Supervisor:
         else:
             self.fail(error)
 
-    def lost(self, who: str, code: int, said: str, where: str) -> None:
+    def _on_process_ended(self, message: say.ProcessEnded) -> None:
         """A process has ended that should not have."""
-        how = described_end(code)
-        last = f"\nIts last words:\n{said.rstrip()}" if said.strip() else ""
-        reason = f"was lost: its process on {where} ended ({how}){last}"
-        self.fail(RunError(who, "go on", reason))
+        who = Peer(message.who)
+        if message.life != self._attendance.lives[who]:
+            return
+        how = described_end(message.code)
+        last = f"\nIts last words:\n{message.said.rstrip()}" if message.said.strip() else ""
+        reason = f"was lost: its process on node {message.node!r} ended ({how}){last}"
+        named = who if message.task is None else f"{who}, task {message.task}"
+        if not self._recovers:
+            self.fail(RunError(named, "go on", reason))
+        elif message.task is None:
+            self.recovery.participant_lost(who, f"{named} {reason}")
+        else:
+            self.recovery.task_lost(who, message.task, f"{named} {reason}")
 
     def node_lost(self, node: NodeId, reason: str) -> None:
         """A node is gone."""
         self._left.discard(node)
         used = {n for cores in self.cores.values() for n, count in cores.items() if count}
-        used |= {placed.node for placed in self._placements.values()}
-        if node in used:
+        used |= {placed.node for placed in self._attendance.placements.values()}
+        if self._recovers:
+            self.recovery.node_lost(node, f"node {node!r} was lost: {reason}")
+        elif node in used:
             self.fail(RunError(f"node {node!r}", "go on", f"was lost: {reason}"))
         self._try_to_close()
+
+    def node_joined(self, node: NodeId) -> None:
+        """A node is there that was not."""
+        if self._recovers:
+            self.recovery.node_joined(node)
 
     def _on_run_ended(self, message: say.RunEnded) -> None:
         self._left.discard(message.node)
         self._try_to_close()
 
+    def hosts_lost(self, numbers: Sequence[int], error: Exception) -> None:
+        """The job that hosts sources and sinks has ended; too early, if the run goes on."""
+        if self._recovers and self.phase is not RunPhase.STARTING:
+            self.recovery.hosts_lost(numbers, str(error))
+        else:
+            self.fail(error)
+
     def ends_host_lost(self, number: int, how: str) -> None:
         """A host of sources and sinks has ended; if the run goes on, that was too early."""
-        if number in self._hosts_up and self.phase not in (RunPhase.ENDING, RunPhase.ENDED):
-            reason = f"was lost: its process ended ({how})"
-            self.fail(RunError(f"host {number} of sources and sinks", "go on", reason))
+        if number in self._attendance.hosts and self.phase not in _OVER:
+            who, reason = f"host {number} of sources and sinks", f"was lost: it ended ({how})"
+            if self._recovers:
+                self.recovery.hosts_lost([number], f"{who} {reason}")
+            else:
+                self.fail(RunError(who, "go on", reason))
         self._left.discard(ends_name(number))
         self._try_to_close()
 
     def _try_to_close(self) -> None:
         if self.phase is not RunPhase.ENDING or self._left:
             return
-        for who in self._book:
-            self._hub.mail.forget(self._name(who))
-        for number in self._hosts_up:
-            self._hub.mail.forget(self._name(ends_name(number)))
+        self._attendance.close()
         self.journal.write(
             "run ended", run=self.run, seconds=self._age(), error=str(self.error or "")
         )
@@ -472,11 +562,12 @@ class Supervisor:
         """Look at the clock: nobody may be waited for without end, nor left without a word."""
         now = time.monotonic()
         if self.phase is not RunPhase.ENDED:
-            for number in self._hosts_up:
-                self._send(ends_name(number), say.Beat())
+            self._attendance.beat()
+        if self._recovers:
+            self.recovery.tick(now)
+            self.epochs.tick(now, self.recovery.under_way)
         if self.phase is RunPhase.RUNNING:
-            for lead in self._leads.values():
-                lead.tick(may_begin=not self._drains)
+            self.leads.tick(may_begin=not self._drains)
         if self.phase is RunPhase.STARTING and now > self._start_by:
             self.fail(RunError("run", "start in time", f"did not start in time: {self.missing()}"))
         if self.phase is RunPhase.ENDING and now > self._end_by:
@@ -487,17 +578,7 @@ class Supervisor:
 
     def missing(self) -> str:
         """Who has yet to come up, in words."""
-        absent = [who for who in self._everybody if who not in self._book]
-        hosts = sorted(set(range(self._ends_hosts)) - self._hosts_up.keys())
-        if not absent:
-            return "; ".join(self.coordinator.waiting_for())
-        words = f"no word from {', '.join(absent)}"
-        if hosts:
-            words += (
-                f"; the Spark job for sources and sinks has not started {len(hosts)} of its "
-                f"{self._ends_hosts} tasks: are there free slots?"
-            )
-        return words
+        return self._attendance.missing() or "; ".join(self.coordinator.waiting_for())
 
     # Everything that arrives
 
@@ -510,29 +591,20 @@ class Supervisor:
         try:
             handler(self, message)
         except ProtocolError as error:
-            if self.phase not in (RunPhase.ENDING, RunPhase.ENDED):
+            if self.phase not in _OVER:
                 self._hub.mail.drop(str(error))
 
     def _on_collected(self, message: say.Collected) -> None:
-        if message.who not in self.collected:
-            return
-        schema = self._schemas[message.who]
-        batch: pa.RecordBatch = open_batch(message.data, message.rows, schema)
         try:
-            with self.changed:
-                self.collected[message.who].write(batch)
+            self.answers.collect(message)
         except ElasticutorError as error:
             self.fail(error)
 
-    def _on_recount(self, message: say.Recount) -> None:
-        with self.changed:
-            self.recounts[message.who] = message.waits
-            self.changed.notify_all()
+    def _on_answer(self, message: say.Recount | say.StateRead) -> None:
+        self.answers.take(message)
 
-    def _on_state_read(self, message: say.StateRead) -> None:
-        with self.changed:
-            self.state_read.setdefault(message.ask, []).append(message)
-            self.changed.notify_all()
+    def _on_shard_loads(self, message: say.ShardLoads) -> None:
+        self.leads.loads(message)
 
     def _on_measured(self, message: say.Measured) -> None:
         self.ledger.executor(message)
@@ -547,21 +619,10 @@ class Supervisor:
     def _on_sink_measured(self, message: say.SinkMeasured) -> None:
         self.ledger.sink(message)
 
-    def _on_process_ended(self, message: say.ProcessEnded) -> None:
-        self.lost(message.who, message.code, message.said, f"node {message.node!r}")
-
     def _set_phase(self, phase: RunPhase) -> None:
         with self.changed:
             self.phase = phase
             self.changed.notify_all()
-
-
-def _processes(stages: Sequence[StagePlan]) -> tuple[Peer, ...]:
-    return _peers(process for stage in stages for process in stage.processes)
-
-
-def _peers(names: Iterable[str]) -> tuple[Peer, ...]:
-    return tuple(map(Peer, names))
 
 
 def _unpickled(message: say.Failed) -> Exception:
@@ -585,8 +646,8 @@ _HANDLERS: dict[type, Callable[[Supervisor, Any], None]] = {
     say.Failed: Supervisor._on_failed,
     say.RunEnded: Supervisor._on_run_ended,
     say.Collected: Supervisor._on_collected,
-    say.Recount: Supervisor._on_recount,
-    say.StateRead: Supervisor._on_state_read,
+    say.Recount: Supervisor._on_answer,
+    say.StateRead: Supervisor._on_answer,
     say.ShardLoads: Supervisor._on_shard_loads,
     say.Measured: Supervisor._on_measured,
     say.SourceMeasured: Supervisor._on_source_measured,

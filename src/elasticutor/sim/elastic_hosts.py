@@ -266,5 +266,6 @@ _ORDERS: dict[type, Callable[[ElasticHost, Any], None]] = {
     do.ReportReady: ElasticHost._is_ready,
     do.ReportMove: ElasticHost._moved,
     do.ReportFailure: ElasticHost._failed,
+    do.ReportSealed: ElasticHost._ignore,
     do.ReportHotShards: ElasticHost._ignore,
 }

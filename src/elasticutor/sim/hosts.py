@@ -17,7 +17,16 @@ from elasticutor.core import instructions as do
 from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.executor import ElasticExecutor
 from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, ShardId, TaskId
-from elasticutor.core.keeper import CopyOn, Errand, Keeper, ReadShard, SendSlice, WriteIncrement
+from elasticutor.core.keeper import (
+    CopyOn,
+    DropOn,
+    Errand,
+    FoldOn,
+    Keeper,
+    ReadShard,
+    SendSlice,
+    WriteIncrement,
+)
 from elasticutor.core.parts import ShardArray
 from elasticutor.core.task import Task
 from elasticutor.errors import ProtocolError, StaleAttemptError
@@ -210,7 +219,7 @@ class ExecutorHost:
                 self.world.send(self.address, destination, Marker(self.name, attempt, epoch))
             case do.ReportReady() | do.ReportPrepared() | do.ReportFailure():
                 self._send(self.world.driver, (self.name, order))
-            case do.ReportMove() | do.ReportHotShards():
+            case do.ReportMove() | do.ReportSealed() | do.ReportHotShards():
                 pass  # for the record: whoever watches has seen it
             case _:
                 self._send(self._keeper_address(order.node), order)
@@ -282,7 +291,9 @@ class KeeperHost:
         self.node = node
         self.world = executor.world
         self.backend = MemoryBackend()
-        self.store = Levels.create(self.backend, attempt=attempt, committed=committed)
+        self.store = Levels.create(
+            self.backend, attempt=attempt, committed=committed, slice_records=slice_records
+        )
         self.core = Keeper(node, self.store, slice_records=slice_records)
         self.address = Address(f"{executor.address}/{node}")
         self.alive = True
@@ -322,8 +333,8 @@ class KeeperHost:
             case SendSlice(node=node):
                 target = Address(f"{self.executor.address}/{node}")
                 self.world.network.send(self.address, target, errand)
-            case CopyOn(move):
-                after(storage / 4, self._try, lambda: self.core.copy_on(move))
+            case CopyOn() | FoldOn() | DropOn():
+                after(storage / 4, self._try, lambda: self.core.go_on(errand))
             case WriteIncrement():
                 after(storage, self._write, errand)
             case ReadShard():
@@ -336,7 +347,8 @@ class KeeperHost:
             self.send(ev.AttemptFailed(errand.attempt, f"{self.node} cannot write its increment"))
         elif self.alive:
             name = self.executor.name
-            self.world.durable.write(name, errand.epoch, errand.attempt, errand.shards)
+            changes = {shard: tuple(records) for shard, records in errand.shards.items()}
+            self.world.durable.write(name, errand.epoch, errand.attempt, changes)
             self._run(self.core.written(errand))
 
     def _read(self, errand: ReadShard) -> list[Errand]:

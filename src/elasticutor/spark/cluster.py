@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from elasticutor.core.ids import NodeId
 from elasticutor.core.paradigm import Paradigm
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.cluster import (
+    EPOCH_INTERVAL_S,
     LATENCY_TARGET_S,
+    PATIENCE_S,
+    RESTARTS,
     SCHEDULE_S,
     START_TIMEOUT_S,
     BaseCluster,
@@ -139,23 +143,20 @@ class Cluster(BaseCluster):
         running = sum(1 for job in self._ends.values() if job.running)
         return max(1, min(ends, self._offer.slots - taken - running))
 
-    def _start_ends(self, supervisor: Supervisor, hosts: int) -> None:
+    def _start_ends(self, supervisor: Supervisor, numbers: Sequence[int]) -> None:
         run = supervisor.run
 
         def ended(reason: str) -> None:
             if reason:
                 error = RunError("Spark job of sources and sinks", "go on", f"has ended: {reason}")
-                try:
-                    self._hub.call(lambda: supervisor.fail(error))
-                except ClusterError:
-                    log.debug("the driver's thread is gone already")
+                self._hub.post(lambda: supervisor.hosts_lost(numbers, error))
 
         job = LongJob(
             self._spark.sparkContext,
             f"elasticutor-{run}",
             f"elasticutor: sources and sinks of {supervisor.plan.name}",
-            hosts,
-            EndsTask(self._bootstrap, run),
+            len(numbers),
+            EndsTask(self._bootstrap, run, numbers),
             ended=ended,
         )
         self._ends[run] = job
@@ -189,6 +190,11 @@ def submit(
     config: ExecutorConfig | None = None,
     journal: str | Path | None = None,
     keep: bool = False,
+    checkpoint: str | Path | None = None,
+    epoch_interval: float = EPOCH_INTERVAL_S,
+    epoch: int | None = None,
+    restarts: int = RESTARTS,
+    patience_s: float = PATIENCE_S,
 ) -> Run:
     """Start a topology on a cluster; see `Cluster.submit`."""
     return cluster.submit(
@@ -200,6 +206,11 @@ def submit(
         config=config,
         journal=journal,
         keep=keep,
+        checkpoint=checkpoint,
+        epoch_interval=epoch_interval,
+        epoch=epoch,
+        restarts=restarts,
+        patience_s=patience_s,
     )
 
 

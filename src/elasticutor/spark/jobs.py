@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -135,10 +135,11 @@ class NodesTask:
 class EndsTask:
     """What a Spark task does that hosts sources and sinks."""
 
-    def __init__(self, bootstrap: Bootstrap, run: str) -> None:
+    def __init__(self, bootstrap: Bootstrap, run: str, numbers: Sequence[int]) -> None:
         self._bootstrap = bootstrap
         self._run = run
+        self._numbers = tuple(numbers)
 
     def __call__(self, index: int) -> None:
         """Host the share of one partition until it ends."""
-        host_ends(self._bootstrap, self._run, index)
+        host_ends(self._bootstrap, self._run, self._numbers[index])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
+from itertools import islice
 from typing import Protocol
 
 from elasticutor.core.ids import ShardId
@@ -20,6 +21,20 @@ MISSING = Missing.MISSING
 
 Value = bytes | None
 """A record's value: bytes, or `None` for "deleted here"."""
+
+
+Columns = tuple[list[bytes], list[Value]]
+"""Keys and their values: many records take less time and memory so than one by one."""
+
+
+class Held(Protocol):
+    """Some shards of a table as they were at one moment, to be read later and in any thread."""
+
+    def read(self) -> dict[ShardId, Columns]:
+        """The records of each shard that has any, in the order of their keys; only once."""
+
+    def release(self) -> None:
+        """Let go of what nobody will read; nothing happens if it was read already."""
 
 
 class Backend(Protocol):
@@ -60,11 +75,20 @@ class Backend(Protocol):
         of its own, as long as a scan that goes on after any key, present or not, follows it too.
         """
 
-    def shards(self, table: str) -> tuple[ShardId, ...]:
-        """The shards with at least one record in this table."""
+    def shards(self, table: str, limit: int | None = None) -> tuple[ShardId, ...]:
+        """The shards with at least one record in this table, or some of them."""
 
-    def drop(self, table: str, shard: ShardId) -> None:
-        """Remove all records of a shard from this table."""
+    def drop(self, table: str, shard: ShardId, limit: int | None = None) -> int:
+        """Remove all or some records of a shard from this table; returns how many."""
+
+    def move(self, source: str, target: str, shard: ShardId, limit: int) -> int:
+        """Let the first records of a shard go to another table, over those of the same keys.
+
+        What is deleted in the one table is missing in the other. Returns how many went.
+        """
+
+    def hold(self, table: str, shards: Collection[ShardId]) -> Held:
+        """Some shards of a table as they are now, to be read later."""
 
     def load(self, name: str) -> tuple[int, ...]:
         """Some numbers that were saved under a name; empty if none were.
@@ -77,6 +101,17 @@ class Backend(Protocol):
 
 
 _ALONE: AbstractContextManager[object] = nullcontext()
+
+
+class _Copied:
+    def __init__(self, found: dict[ShardId, Columns]) -> None:
+        self._found = found
+
+    def read(self) -> dict[ShardId, Columns]:
+        return self._found
+
+    def release(self) -> None:
+        self._found = {}
 
 
 class MemoryBackend:
@@ -126,13 +161,32 @@ class MemoryBackend:
         keys = sorted(key for key in records if after is None or key > after)
         return [(key, records[key]) for key in keys[:limit]]
 
-    def shards(self, table: str) -> tuple[ShardId, ...]:
-        """The shards with at least one record in this table."""
-        return tuple(shard for shard, records in self._tables.get(table, {}).items() if records)
+    def shards(self, table: str, limit: int | None = None) -> tuple[ShardId, ...]:
+        """The shards with at least one record in this table, or some of them."""
+        found = (shard for shard, records in self._tables.get(table, {}).items() if records)
+        return tuple(islice(found, limit))
 
-    def drop(self, table: str, shard: ShardId) -> None:
-        """Remove all records of a shard from this table."""
-        self._tables.get(table, {}).pop(shard, None)
+    def drop(self, table: str, shard: ShardId, limit: int | None = None) -> int:
+        """Remove all or some records of a shard from this table; returns how many."""
+        gone = self.scan(table, shard, None, limit)
+        self.remove(table, shard, [key for key, _ in gone])
+        return len(gone)
+
+    def move(self, source: str, target: str, shard: ShardId, limit: int) -> int:
+        """Let the first records of a shard go to another table, over those of the same keys."""
+        items = self.scan(source, shard, None, limit)
+        self.put(target, shard, [item for item in items if item[1] is not None])
+        self.remove(target, shard, [key for key, value in items if value is None])
+        self.remove(source, shard, [key for key, _ in items])
+        return len(items)
+
+    def hold(self, table: str, shards: Collection[ShardId]) -> Held:
+        """Some shards of a table as they are now: a copy, made at once."""
+        found: dict[ShardId, Columns] = {}
+        for shard in shards:
+            if items := self.scan(table, shard):
+                found[shard] = [key for key, _ in items], [value for _, value in items]
+        return _Copied(found)
 
     def load(self, name: str) -> tuple[int, ...]:
         """Some numbers that were saved under a name; empty if none were."""

@@ -13,31 +13,28 @@ from __future__ import annotations
 import pickle
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
 from itertools import repeat
-from operator import getitem, itemgetter, setitem
+from operator import setitem
 from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from elasticutor.core.ids import Attempt, Epoch, ShardId
-from elasticutor.errors import BadValueError, OutOfOrderError
+from elasticutor.errors import OutOfOrderError
 from elasticutor.state.backend import Value
-from elasticutor.state.packed import PackedStates, Slots
+from elasticutor.state.handles import ABSENT, KeyArray, KeyState, KeyStates, is_immutable
+from elasticutor.state.packed import PackedStates
 
-_IMMUTABLE: Final = frozenset(
-    {int, float, complex, bool, str, bytes, type(None), Decimal, date, datetime, time, timedelta}
-)
+__all__ = ["Codec", "KeyArray", "KeyState", "KeyStates", "StateCache", "StateStore"]
 
+_ABSENT: Final = ABSENT
 
-class _Absent:
-    """The type of what stands for no state, so that a look at types alone tells it."""
-
-
-_ABSENT: Final = _Absent()
+# Records that are written at once: a third of a millisecond, in which nobody else can write. With
+# fewer, each write costs more; with more, no less.
+_AT_ONCE: Final = 512
 
 
 class StateStore(Protocol):
@@ -57,6 +54,9 @@ class StateStore(Protocol):
         items: Collection[tuple[bytes, Value]],
     ) -> None:
         """Take over what a task changed in the epoch."""
+
+    def together(self) -> AbstractContextManager[object]:
+        """Let all writes inside be one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +98,12 @@ class StateCache:
         epoch: Epoch,
         *,
         max_keys: int = 1_000_000,
+        slice_records: int = _AT_ONCE,
     ) -> None:
         self._store = store
         self._codec = codec
         self._max_keys = max_keys
+        self._slice_records = slice_records
         # A shard's dictionaries are emptied but never replaced, for a `KeyState` holds on to them.
         self._values: defaultdict[ShardId, dict[Hashable, Any]] = defaultdict(dict)
         # Keys in the order of their first change: a set would order them by their hash. Whatever
@@ -119,10 +121,10 @@ class StateCache:
         """The key's state, live; where it has none, the default, which then is it if mutable."""
         value = self._look_up(shard, key)
         if value is _ABSENT:
-            if _is_immutable(default):
+            if is_immutable(default):
                 return default
             self._values[shard][key] = value = default
-        if not _is_immutable(value):
+        if not is_immutable(value):
             self._touch(shard, key)
         return value
 
@@ -186,21 +188,19 @@ class StateCache:
         return sum(map(len, self._values.values())) + packed
 
     def flush(self) -> int:
-        """Write all changes to the store; returns the bytes written."""
-        packed = [] if self._packed is None else list(self._packed.changed())
-        written = sum(self._flush_packed(ShardId(shard), slots) for shard, slots in packed)
-        return written + sum(self.flush_shard(shard) for shard in list(self._dirty))
+        """Write all changes to the store; returns the bytes written.
+
+        In slices, so that others come between: if one of them fails, those before it are written.
+        """
+        if self._packed is not None:
+            return self._flush_packed()
+        return self._flush_shards(shard for shard, keys in self._dirty.items() if keys)
 
     def flush_shard(self, shard: ShardId) -> int:
         """Write the shard's changes to the store; returns the bytes written."""
         if self._packed is not None:
-            return sum(self._flush_packed(shard, slots) for _, slots in self._packed.changed(shard))
-        items = list(self._changes(shard))
-        if items:
-            self._store.write(self.attempt, self.epoch, shard, items)
-            self._dirty[shard].clear()
-            self._partly_clean.add(shard)
-        return sum(len(key) + len(value or b"") for key, value in items)
+            return self._flush_packed(shard)
+        return self._flush_shards([shard])
 
     def forget_shard(self, shard: ShardId) -> None:
         """Drop the shard's cached objects, written or not."""
@@ -254,18 +254,43 @@ class StateCache:
         self._dirty[shard][key] = None
 
     def _changes(self, shard: ShardId) -> Iterator[tuple[bytes, Value]]:
-        values = self._values[shard]
-        for key in self._dirty[shard]:
-            value = values[key]
-            yield self._codec.dump_key(key), None if value is _ABSENT else self._codec.dump(value)
+        dirty, dump = self._dirty[shard], self._codec.dump
+        changed = map(self._values[shard].__getitem__, dirty)
+        values = [None if value is _ABSENT else dump(value) for value in changed]
+        return zip(map(self._codec.dump_key, dirty), values, strict=True)
 
-    def _flush_packed(self, shard: ShardId, slots: Slots) -> int:
-        assert self._packed is not None
-        dump_key, dump = self._codec.dump_key, self._codec.dump
-        items = [(dump_key(key), dump(value)) for key, value in self._packed.items(slots)]
-        self._store.write(self.attempt, self.epoch, shard, items)
-        self._packed.written(slots)
-        return sum(len(key) + len(value) for key, value in items)
+    def _flush_shards(self, shards: Iterable[ShardId]) -> int:
+        written = 0
+        changes = ((shard, list(self._changes(shard))) for shard in shards)
+        for some in _slices(changes, self._slice_records):
+            self._write((shard, items) for shard, items, _ in some)
+            for shard, items, last in some:
+                written += sum(len(key) + len(value or b"") for key, value in items)
+                if last:
+                    self._dirty[shard].clear()
+                    self._partly_clean.add(shard)
+        return written
+
+    def _flush_packed(self, shard: ShardId | None = None) -> int:
+        packed, codec, written = self._packed, self._codec, 0
+        assert packed is not None
+        shards, slots = packed.changed(shard)
+        size = self._slice_records
+        for begin in range(0, len(slots), size):
+            some, mine = slots[begin : begin + size], shards[begin : begin + size]
+            items = packed.dumped(some, codec.dump_key, codec.dump)
+            starts = [0, *(np.flatnonzero(np.diff(mine)) + 1).tolist()]
+            ends = [*starts[1:], len(items)]
+            parts = zip(mine[starts].tolist(), starts, ends, strict=True)
+            self._write([(ShardId(s), items[start:end]) for s, start, end in parts])
+            packed.written(some)
+            written += sum(len(key) + len(value) for key, value in items)
+        return written
+
+    def _write(self, changes: Iterable[tuple[ShardId, Collection[tuple[bytes, Value]]]]) -> None:
+        with self._store.together():
+            for shard, items in changes:
+                self._store.write(self.attempt, self.epoch, shard, items)
 
     def _unpack(self) -> None:
         """Make objects of all states, and let them be objects from now on."""
@@ -287,217 +312,27 @@ class StateCache:
         return [_ABSENT if stored is None else self._codec.load(stored) for stored in found]
 
 
-class KeyState:
-    """The state of one key at a time, of one shard: `StateCache` with a short way for each row.
-
-    It is told its `key`, and asked any number of times before it is told the next. A state that is
-    cached, and either a plain value or dirty already, is handed out after two look-ups; all else is
-    the cache's to decide.
+def _slices(
+    changes: Iterable[tuple[ShardId, list[tuple[bytes, Value]]]], size: int
+) -> Iterator[list[tuple[ShardId, list[tuple[bytes, Value]], bool]]]:
+    """Shards' changes, so many at a time; and of each part whether it is the last of its shard.
 
     Example:
-        >>> from elasticutor.state.backend import MemoryBackend
-        >>> from elasticutor.state.levels import Levels
-        >>> store = Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
-        >>> cache = StateCache(store, Codec(str.encode), Attempt(1), Epoch(1))
-        >>> state = cache.handle(ShardId(0))
-        >>> for state.key in ("a", "b", "a"):
-        ...     state.set(state.get(0) + 1)
-        >>> cache.get(ShardId(0), "a")
-        2
+        >>> changes = [(ShardId(0), []), (ShardId(1), [(b"a", b"1"), (b"b", b"2"), (b"c", None)])]
+        >>> list(_slices(changes, 2))
+        [[(1, [(b'a', b'1'), (b'b', b'2')], False)], [(1, [(b'c', None)], True)]]
     """
-
-    __slots__ = ("_cache", "_dirty", "_shard", "_values", "key")
-
-    key: Hashable
-
-    def __init__(
-        self,
-        cache: StateCache,
-        shard: ShardId,
-        values: dict[Hashable, Any],
-        dirty: dict[Hashable, None],
-    ) -> None:
-        self._cache = cache
-        self._shard = shard
-        self._values = values
-        self._dirty = dirty
-
-    def get(self, default: Any = None) -> Any:
-        """The key's state, live; where it has none, the default, which then is it if mutable."""
-        key = self.key
-        value = self._values.get(key, _ABSENT)
-        if type(value) in _IMMUTABLE or (key in self._dirty and value is not _ABSENT):
-            return value
-        return self._cache.get(self._shard, key, default)
-
-    def set(self, value: Any) -> None:
-        """Make this the key's state."""
-        key = self.key
-        self._values[key] = value
-        self._dirty[key] = None
-
-    def clear(self) -> None:
-        """Let the key have no state."""
-        self._cache.clear(self._shard, self.key)
-
-    def exists(self) -> bool:
-        """Whether the key has state."""
-        return self._cache.exists(self._shard, self.key)
-
-
-class KeyStates:
-    """The states of many keys at once: what `StateCache` does for each, without a call for each.
-
-    Good only until the cache forgets something, so within one chunk.
-
-    Example:
-        >>> from elasticutor.state.backend import MemoryBackend
-        >>> from elasticutor.state.levels import Levels
-        >>> store = Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
-        >>> cache = StateCache(store, Codec(str.encode), Attempt(1), Epoch(1))
-        >>> states = cache.handles([ShardId(0), ShardId(1)], ["a", "b"])
-        >>> states.set([5, 6])
-        >>> states.get(), cache.get(ShardId(1), "b")
-        ([5, 6], 6)
-    """
-
-    def __init__(
-        self, cache: StateCache, shards: Sequence[ShardId], keys: Sequence[Hashable]
-    ) -> None:
-        self._cache = cache
-        self._shards = shards
-        self._keys = keys
-        self._looked_up = False
-        # The dictionary of each key's shard. A getter of several gives a tuple, of one it does not.
-        several = len(shards) > 1
-        self._dicts: Sequence[dict[Hashable, Any]] = (
-            itemgetter(*shards)(cache._values) if several else [cache._values[s] for s in shards]
-        )
-
-    def get(self, default: Any = None) -> list[Any]:
-        """The states, live; the default, which must be immutable, where there is none."""
-        if not _is_immutable(default):
-            hint = "one object would become the state of many keys: ask for them one by one"
-            raise BadValueError("default for many keys", "be immutable", default, hint)
-        values = self._look_up()
-        if not _IMMUTABLE.issuperset(map(type, values)):
-            for place, value in enumerate(values):
-                if value is _ABSENT:
-                    values[place] = default
-                elif not _is_immutable(value):
-                    self._cache._touch(self._shards[place], self._keys[place])
-        return values
-
-    def joined(self, default: bytes) -> bytearray:
-        """The states, which are all bytes, one after another in a copy.
-
-        Raises:
-            TypeError: One of them is something else.
-        """
-        values = self._look_up()
-        try:
-            return bytearray().join(values)
-        except TypeError:
-            return bytearray().join(default if v is _ABSENT else v for v in values)
-
-    def set(self, values: Sequence[Any]) -> None:
-        """Make these the states, in the order of the keys."""
-        if len(values) != len(self._keys):
-            sizes = (len(self._keys), len(values))
-            raise BadValueError("keys and values", "be as many as each other", sizes)
-        deque(map(setitem, self._dicts, self._keys, values), maxlen=0)
-        # Keys that have been looked up are cached; where all that is cached is dirty, so are they.
-        if not self._looked_up or self._cache._partly_clean:
-            self._cache._touch_many(self._shards, self._keys)
-
-    def _look_up(self) -> list[Any]:
-        self._looked_up = True
-        try:
-            return list(map(getitem, self._dicts, self._keys))
-        except KeyError:
-            return list(map(self._cache._look_up, self._shards, self._keys))
-
-
-class KeyArray:
-    r"""The states of many whole numbers at once, as one array.
-
-    Good only until the cache forgets something or is asked in another way.
-
-    Example:
-        >>> from elasticutor.state.backend import MemoryBackend
-        >>> from elasticutor.state.levels import Levels
-        >>> store = Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
-        >>> codec = Codec(lambda key: str(key).encode())
-        >>> cache = StateCache(store, codec, Attempt(1), Epoch(1))
-        >>> shards = np.array([0, 1], np.int32)
-        >>> states = cache.array_handle(lambda: shards, np.array([5, 7]), item_bytes=8)
-        >>> states.set(np.array([50, 70]).view("V8"))
-        >>> states.get().view(np.int64), cache.get(ShardId(1), 7)
-        (array([50, 70]), b'F\x00\x00\x00\x00\x00\x00\x00')
-    """
-
-    def __init__(
-        self,
-        cache: StateCache,
-        packed: PackedStates,
-        shards: Callable[[], npt.NDArray[np.int32]],
-        keys: npt.NDArray[Any],
-    ) -> None:
-        self._cache = cache
-        self._packed = packed
-        self._shards = shards
-        self._keys = keys
-        self._slots = packed.find(keys)
-        self._all_known = False
-
-    def fits(self, item_bytes: int) -> bool:
-        """Whether the cache still has these states as arrays, and they are of this size."""
-        return self._cache._packed is self._packed and self._packed.item_bytes == item_bytes
-
-    def get(self) -> npt.NDArray[Any] | None:
-        """The states as an array of its own, zeros where there is none.
-
-        None if one in the store is something else; then they all are objects from now on.
-        """
-        self._add_missing()
-        if not self._all_known:
-            unknown = np.flatnonzero(self._packed.unknown(self._slots))
-            if len(unknown) and not self._read(unknown):
-                self._cache._unpack()
-                return None
-            self._all_known = True
-        return self._packed.get(self._slots)
-
-    def set(self, values: npt.NDArray[Any]) -> None:
-        """Make these the states, in the order of the keys."""
-        self._add_missing()
-        self._packed.set(self._slots, values)
-
-    def _add_missing(self) -> None:
-        missing = np.flatnonzero(self._slots < 0)
-        if len(missing):
-            shards = self._shards()[missing]
-            self._slots[missing] = self._packed.added(self._keys[missing], shards)
-
-    def _read(self, places: npt.NDArray[np.intp]) -> bool:
-        """Take over what the store has; whether all of it is bytes of the right size."""
-        size = self._packed.item_bytes
-        shards = self._shards()[places].tolist()
-        found = self._cache._stored(shards, self._keys[places].tolist())
-        present = np.array([value is not _ABSENT for value in found])
-        values = [bytes(size) if value is _ABSENT else value for value in found]
-        if not all(type(value) is bytes and len(value) == size for value in values):
-            return False
-        joined = np.frombuffer(b"".join(values), f"V{size}")
-        self._packed.learn(self._slots[places], joined, present)
-        return True
-
-
-def _is_immutable(value: Any) -> bool:
-    kind = type(value)
-    if kind in _IMMUTABLE:
-        return True
-    if kind is not tuple and kind is not frozenset:
-        return False
-    # Most are flat, and a look at all types at once is several times faster than one by one.
-    return _IMMUTABLE.issuperset(map(type, value)) or all(map(_is_immutable, value))
+    some: list[tuple[ShardId, list[tuple[bytes, Value]], bool]] = []
+    room = size
+    for shard, items in changes:
+        begin = 0
+        while begin < len(items):
+            part = items[begin : begin + room]
+            begin += len(part)
+            room -= len(part)
+            some.append((shard, part, begin == len(items)))
+            if not room:
+                yield some
+                some, room = [], size
+    if some:
+        yield some

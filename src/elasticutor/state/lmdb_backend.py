@@ -1,16 +1,5 @@
 """A node's state in shared memory: one LMDB environment, open in every process that needs it.
 
-All tables live in LMDB's one unnamed database, whose keys are kept in the order of their bytes:
-
-    length and name of table | shard, 4 bytes | key                       → value, or marker | value
-    length and name of table | shard, 4 bytes | long key's start | digest → marker | key | value
-    0 | name                                                              → numbers
-
-So the records of a shard lie beside each other, in the order of their keys. LMDB takes keys of up
-to 511 bytes; of a longer one its first 400 bytes and a digest stand in the key, and the whole of it
-in the value. Long keys are therefore in the order of their first 400 bytes and then of the digest:
-an order like any other, which a scan follows and can be resumed in.
-
 Nothing is ever synced: what must survive the machine is in a checkpoint. What LMDB promises without
 is all that is needed here: a process that is killed at any point, even within a write, leaves the
 others with every transaction whole or not at all.
@@ -19,15 +8,13 @@ others with every transaction whole or not at all.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
-from itertools import islice
 from operator import itemgetter
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 from typing import Final, Self
 
@@ -35,16 +22,23 @@ import lmdb
 
 from elasticutor.core.ids import ShardId
 from elasticutor.errors import BadValueError, OutOfOrderError, ProtocolError, StateFullError
-from elasticutor.state.backend import MISSING, Missing, Value
-
-# A value is stored as it is, if it is as great as this: copying each one to put a marker before it
-# costs an eighth of a large write. The others, empty or with a small first byte, have one.
-_UNMARKED: Final = b"\2"
-_PRESENT: Final = b"\1"
-_DELETED: Final = b"\0"
-_LONGEST: Final = 400  # what LMDB's 511 bytes leave beside table, shard and digest, and some room
-_DIGEST_BYTES: Final = 32
-_LENGTH: Final = struct.Struct(">I")
+from elasticutor.state.backend import MISSING, Columns, Held, Missing, Value
+from elasticutor.state.lmdb_form import (
+    LENGTH,
+    LONGEST,
+    PRESENT,
+    UNMARKED,
+    columns_of,
+    items_of,
+    long_item,
+    long_record,
+    marked,
+    prefix_of,
+    records_within,
+    stored_key,
+    tag_of,
+    value_of,
+)
 
 _SMALLEST_MAP: Final = 64 * 1024
 _READERS: Final = 512
@@ -59,7 +53,7 @@ class LmdbBackend:
     """A backend that several processes of one machine share.
 
     Each process has one of its own for a directory, made or attached after any fork, and uses it
-    from one thread at a time.
+    from one thread at a time; only what it was told to `hold` may be read in another.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -76,6 +70,8 @@ class LmdbBackend:
         self._writes = False  # whether that is a write transaction
         self._spoilt = False  # whether something inside it has failed
         self._snapshot = _Snapshot(self)
+        self._inner = _Inner(self)
+        self._open = _Open()
 
     @classmethod
     def create(cls, path: str, *, map_size: int) -> Self:
@@ -111,9 +107,15 @@ class LmdbBackend:
     def close(self) -> None:
         """Let go of the environment; its files stay.
 
-        A process that came of a fork closes what it inherited before it attaches anew.
+        A process that came of a fork closes what it inherited before it attaches anew. Whoever
+        reads in another thread is waited for, but only to the end of the shard that it is at.
         """
-        self._environment.close()
+        if os.getpid() != self._pid:  # the lock may be another thread's that did not come along
+            self._environment.close()
+            return
+        with self._open.lock:
+            self._open.still = False
+            self._environment.close()
 
     def __enter__(self) -> Self:
         return self
@@ -146,8 +148,7 @@ class LmdbBackend:
 
     # Transactions
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[object]:
         """Let everything inside be one write: all of it is kept, or after an exception nothing.
 
         Raises:
@@ -156,9 +157,14 @@ class LmdbBackend:
             ProtocolError: It is within a `reading`, or something inside had failed and yet the
                 transaction was to be kept; or the process is not the one that opened the store.
         """
-        if self._transaction is not None:
-            yield from self._join()
-            return
+        if self._transaction is None:
+            return self._outermost()
+        if not self._writes:
+            raise OutOfOrderError("write to a store", "not come within a reading", self.path)
+        return self._inner
+
+    @contextmanager
+    def _outermost(self) -> Iterator[None]:
         self._transaction = self._begin(write=True)
         self._writes, self._spoilt = True, False
         try:
@@ -182,15 +188,6 @@ class LmdbBackend:
         Keep it short: what others write meanwhile is not seen, and costs them fresh pages.
         """
         return self._snapshot if self._transaction is None else _JOINED
-
-    def _join(self) -> Iterator[None]:
-        if not self._writes:
-            raise OutOfOrderError("write to a store", "not come within a reading", self.path)
-        try:
-            yield
-        except BaseException:
-            self._spoilt = True
-            raise
 
     def _require_unspoilt(self) -> None:
         if self._spoilt:
@@ -222,21 +219,21 @@ class LmdbBackend:
 
     def get(self, table: str, shard: ShardId, key: bytes) -> Value | Missing:
         """The record of the key in this table, if there is one."""
-        place = _prefix(table, shard) + _stored(key)
+        place = prefix_of(table, shard) + stored_key(key)
         data = self._look_up(place)
         if data is None:
             return MISSING
-        return _value(data) if len(key) <= _LONGEST else _long_item(data)[1]
+        return value_of(data) if len(key) <= LONGEST else long_item(data)[1]
 
     def put(self, table: str, shard: ShardId, items: Iterable[tuple[bytes, Value]]) -> None:
         """Write records, over those of the same keys."""
-        prefix = _prefix(table, shard)
+        prefix = prefix_of(table, shard)
         # In order, because neighbours share pages; one by one, because the bytes that are made for
         # LMDB are then freed as soon as they are copied, and the next ones find warm memory.
         records = (
-            (prefix + key, value if value is not None and value >= _UNMARKED else _marked(value))
-            if len(key) <= _LONGEST
-            else _long_record(prefix, key, value)
+            (prefix + key, value if value is not None and value >= UNMARKED else marked(value))
+            if len(key) <= LONGEST
+            else long_record(prefix, key, value)
             for key, value in sorted(items, key=_KEY)
         )
         with self.transaction(), self._current.cursor() as cursor:
@@ -244,10 +241,10 @@ class LmdbBackend:
 
     def remove(self, table: str, shard: ShardId, keys: Iterable[bytes]) -> None:
         """Take the records of these keys out of the table."""
-        prefix = _prefix(table, shard)
+        prefix = prefix_of(table, shard)
         with self.transaction():
             for key in keys:
-                self._current.delete(prefix + _stored(key))
+                self._current.delete(prefix + stored_key(key))
 
     def scan(
         self, table: str, shard: ShardId, after: bytes | None = None, limit: int | None = None
@@ -256,33 +253,59 @@ class LmdbBackend:
 
         Keys of more than 400 bytes are in the order of their first 400, then of their digest.
         """
-        prefix = _prefix(table, shard)
-        start = prefix if after is None else prefix + _stored(after) + b"\0"
+        prefix = prefix_of(table, shard)
+        start = prefix if after is None else prefix + stored_key(after) + b"\0"
         with self.reading(), self._current.cursor() as cursor:
-            if not cursor.set_range(start):
-                return []
-            found = islice(_within(cursor, prefix), limit)
-            return [_item(place, data, prefix) for place, data in found]
+            return items_of(records_within(cursor, prefix, start, limit), prefix)
 
-    def shards(self, table: str) -> tuple[ShardId, ...]:
-        """The shards with at least one record in this table."""
-        tag = _tag(table)
+    def shards(self, table: str, limit: int | None = None) -> tuple[ShardId, ...]:
+        """The shards with at least one record in this table, or the first of them."""
+        tag = tag_of(table)
         found: list[ShardId] = []
         with self.reading(), self._current.cursor() as cursor:
             there = cursor.set_range(tag)
-            while there and (key := cursor.key()).startswith(tag):
-                (shard,) = _LENGTH.unpack_from(key, len(tag))
+            while there and len(found) != limit and (key := cursor.key()).startswith(tag):
+                (shard,) = LENGTH.unpack_from(key, len(tag))
                 found.append(ShardId(shard))
-                there = cursor.set_range(_prefix(table, ShardId(shard + 1)))
+                there = cursor.set_range(prefix_of(table, ShardId(shard + 1)))
         return tuple(found)
 
-    def drop(self, table: str, shard: ShardId) -> None:
-        """Remove all records of a shard from this table."""
-        prefix = _prefix(table, shard)
+    def drop(self, table: str, shard: ShardId, limit: int | None = None) -> int:
+        """Remove all or the first records of a shard from this table; returns how many."""
+        prefix = prefix_of(table, shard)
+        count = 0
         with self.transaction(), self._current.cursor() as cursor:
             there = cursor.set_range(prefix)
-            while there and cursor.key().startswith(prefix):
+            while there and count != limit and cursor.key().startswith(prefix):
                 there = cursor.delete()
+                count += 1
+        return count
+
+    def move(self, source: str, target: str, shard: ShardId, limit: int) -> int:
+        """Let the first records of a shard go to another table, over those of the same keys."""
+        old, new = prefix_of(source, shard), prefix_of(target, shard)
+        size = len(old)
+        with self.transaction(), self._current.cursor() as cursor:
+            found = records_within(cursor, old, old, limit)
+            # As they are: what a record is stored as does not depend on its table.
+            present = [(new + place[size:], data) for place, data in found if data >= PRESENT]
+            cursor.putmulti(present, overwrite=True, append=False)
+            if len(present) < len(found):
+                for place, data in found:
+                    if data < PRESENT:
+                        self._current.delete(new + place[size:])
+            cursor.set_range(old)
+            for _ in found:
+                cursor.delete()  # and come to the next one
+        return len(found)
+
+    def hold(self, table: str, shards: Collection[ShardId]) -> Held:
+        """Some shards of a table as they are now, to be read later.
+
+        Until it is read or released, LMDB uses no page again that is freed meanwhile: do not let it
+        wait for long.
+        """
+        return _Held(self._open, self._begin(write=False), table, shards)
 
     def load(self, name: str) -> tuple[int, ...]:
         """Some numbers that were saved under a name; empty if none were."""
@@ -327,6 +350,79 @@ class _Snapshot:
             transaction.abort()
 
 
+class _Inner:
+    """A transaction within another: if it fails, so does the other."""
+
+    def __init__(self, backend: LmdbBackend) -> None:
+        self._backend = backend
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self._backend._spoilt = True
+
+
+class _Open:
+    """Whether a backend is; who reads in another thread has the lock meanwhile."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.still = True
+
+
+class _Held:
+    """A read transaction that stays as it is; LMDB lets another thread go on with one of these."""
+
+    def __init__(
+        self,
+        backend: _Open,
+        transaction: lmdb.Transaction[bytes],
+        table: str,
+        shards: Collection[ShardId],
+    ) -> None:
+        self._backend = backend
+        self._transaction = transaction
+        self._table = table
+        self._shards = shards
+
+    def read(self) -> dict[ShardId, Columns]:
+        """The records of each shard that has any, in the order of their keys; only once.
+
+        Raises:
+            ProtocolError: The store was closed meanwhile.
+        """
+        found: dict[ShardId, Columns] = {}
+        try:
+            for shard in self._shards:
+                prefix = prefix_of(self._table, shard)
+                with self._backend.lock:
+                    self._require_open()
+                    with self._transaction.cursor() as cursor:
+                        records = records_within(cursor, prefix, prefix, None)
+                if records:
+                    found[shard] = columns_of(records, prefix)
+        finally:
+            self.release()
+        return found
+
+    def release(self) -> None:
+        """Let go of what nobody will read; nothing happens if it was read already."""
+        with self._backend.lock:
+            if self._backend.still:
+                self._transaction.abort()
+
+    def _require_open(self) -> None:
+        if not self._backend.still:
+            raise ProtocolError("store", "be open while it is read", "one that was closed")
+
+
 def _open(path: str, *, map_size: int) -> lmdb.Environment:
     return lmdb.open(
         path,
@@ -354,55 +450,3 @@ def _allocate_lock_file(path: str) -> None:
         hint = "attach to it, or take an empty directory"
         raise BadValueError("directory of a new store", "have none yet", path, hint) from error
     lock.write_bytes(bytes(_LOCK_BYTES))
-
-
-@lru_cache(maxsize=1024)
-def _tag(table: str) -> bytes:
-    name = table.encode()
-    if not 0 < len(name) <= 64:
-        raise BadValueError("name of a table", "have 1 to 64 bytes", table)
-    return bytes([len(name)]) + name
-
-
-def _prefix(table: str, shard: ShardId) -> bytes:
-    return _tag(table) + _LENGTH.pack(shard)
-
-
-def _stored(key: bytes) -> bytes:
-    if len(key) <= _LONGEST:
-        return key
-    # Longer than any short key, so the two kinds cannot be mistaken for each other.
-    return key[:_LONGEST] + hashlib.blake2b(key, digest_size=_DIGEST_BYTES).digest()
-
-
-def _long_record(prefix: bytes, key: bytes, value: Value) -> tuple[bytes, bytes]:
-    marker = _DELETED if value is None else _PRESENT
-    return prefix + _stored(key), marker + _LENGTH.pack(len(key)) + key + (value or b"")
-
-
-def _long_item(data: bytes) -> tuple[bytes, Value]:
-    begin = 1 + _LENGTH.size
-    end = begin + int(_LENGTH.unpack_from(data, 1)[0])
-    return data[begin:end], data[end:] if data.startswith(_PRESENT) else None
-
-
-def _marked(value: Value) -> bytes:
-    return _DELETED if value is None else _PRESENT + value
-
-
-def _value(data: bytes) -> Value:
-    if data >= _UNMARKED:
-        return data
-    return data[1:] if data.startswith(_PRESENT) else None
-
-
-def _item(place: bytes, data: bytes, prefix: bytes) -> tuple[bytes, Value]:
-    key = place[len(prefix) :]
-    return (key, _value(data)) if len(key) <= _LONGEST else _long_item(data)
-
-
-def _within(cursor: lmdb.Cursor[bytes], prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    for key, data in cursor.iternext():
-        if not key.startswith(prefix):
-            return
-        yield key, data

@@ -6,7 +6,7 @@ dictionaries each costs 0.1 µs to find, to join and to set again; here it costs
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -40,8 +40,8 @@ class PackedStates:
         >>> states.set(slots, np.array([b"ab", b"cd"], "V2"))
         >>> states.find(np.array([9, 8, 7]))
         array([ 1, -1,  0])
-        >>> list(states.changed())
-        [(0, array([0])), (1, array([1]))]
+        >>> states.changed()
+        (array([0, 1], dtype=int32), array([0, 1]))
         >>> states.items(slots)
         [(7, b'ab'), (9, b'cd')]
     """
@@ -56,6 +56,8 @@ class PackedStates:
         self._values = np.zeros(_FIRST, f"V{item_bytes}")
         self._known = np.zeros(_FIRST, np.uint8)
         self._dirty = np.zeros(_FIRST, np.bool_)
+        self._dumps = np.zeros(_FIRST, np.object_)  # keys as the store has them
+        self._has_dump = np.zeros(_FIRST, np.bool_)
         self._index = _new_index(_FIRST)
 
     def __len__(self) -> int:
@@ -116,22 +118,15 @@ class PackedStates:
         self._known[slots] = _PRESENT
         self._dirty[slots] = True
 
-    def changed(self, shard: int | None = None) -> Iterator[tuple[int, Slots]]:
-        """The shards in which any state has changed, or this one; and the slots of those."""
-        dirty = np.flatnonzero(self._dirty[: self.count])
-        shards = self._shards[dirty]
-        if shard is not None:
-            mine = dirty[shards == shard]
-            if len(mine):
-                yield shard, mine
-            return
-        order = np.argsort(shards, kind="stable")
-        shards, dirty = shards[order], dirty[order]
-        ends = np.flatnonzero(np.diff(shards, append=-1)) + 1
-        start = 0
-        for end in ends.tolist():
-            yield int(shards[start]), dirty[start:end]
-            start = end
+    def changed(self, shard: int | None = None) -> tuple[npt.NDArray[np.int32], Slots]:
+        """The slots of all states that have changed, or those of one shard; by their shards."""
+        slots = np.flatnonzero(self._dirty[: self.count])
+        shards = self._shards[slots]
+        if shard is None:
+            order = np.argsort(shards, kind="stable")
+        else:
+            order = np.flatnonzero(shards == shard)
+        return shards[order], slots[order]
 
     def written(self, slots: Slots) -> None:
         """The store has seen these."""
@@ -140,6 +135,17 @@ class PackedStates:
     def items(self, slots: Slots) -> list[tuple[int, bytes]]:
         """Keys and states."""
         return list(zip(self._keys[slots].tolist(), self._values[slots].tolist(), strict=True))
+
+    def dumped(
+        self, slots: Slots, dump_key: Callable[[int], bytes], dump: Callable[[bytes], bytes]
+    ) -> list[tuple[bytes, bytes]]:
+        """Keys and states as the store has them; a key is dumped only the first time."""
+        new = slots[~self._has_dump[slots]]
+        if len(new):
+            self._dumps[new] = list(map(dump_key, self._keys[new].tolist()))
+            self._has_dump[new] = True
+        values = map(dump, self._values[slots].tolist())
+        return list(zip(self._dumps[slots].tolist(), values, strict=True))
 
     def contents(self) -> Iterator[tuple[int, int, bytes | None, bool]]:
         """Of everything known: shard, key, state (None if there is none), whether it changed."""
@@ -179,7 +185,7 @@ class PackedStates:
 
     def _grow(self) -> None:
         size = 1 << (self.count - 1).bit_length()
-        for name in ("_keys", "_shards", "_values", "_known", "_dirty"):
+        for name in ("_keys", "_shards", "_values", "_known", "_dirty", "_dumps", "_has_dump"):
             old = getattr(self, name)
             new = np.zeros(size, old.dtype)
             new[: len(old)] = old

@@ -1,0 +1,60 @@
+"""How often a run tries again before it gives up.
+
+A process that was killed once will do better next time; one that dies of the same tuple again and
+again will not. What tells them apart is progress: an epoch that was committed in between.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from elasticutor.errors import BadValueError
+
+_ALTOGETHER = 4
+"""So many times the limit of one kind may fail in all, without progress."""
+
+
+class Patience:
+    """Counts failures since the last progress, by their kind.
+
+    Args:
+        most: How many failures of one kind are put up with.
+
+    Example:
+        >>> patience = Patience(most=2)
+        >>> [patience.failed("task of counts.0") for _ in range(3)]
+        [True, True, False]
+        >>> patience.progressed()
+        >>> patience.failed("task of counts.0")
+        True
+    """
+
+    def __init__(self, most: int) -> None:
+        if type(most) is not int or most < 0:
+            raise BadValueError("restarts", "be a whole number, at least 0", most)
+        self._most = most
+        self._failures: Counter[str] = Counter()
+
+    def failed(self, kind: str) -> bool:
+        """Take note of a failure; says whether to try again."""
+        self._failures[kind] += 1
+        return (
+            self._failures[kind] <= self._most
+            and self._failures.total() <= self._most * _ALTOGETHER
+        )
+
+    def progressed(self) -> None:
+        """An epoch was committed: what failed before does not count any more."""
+        self._failures.clear()
+
+    def summary(self) -> str:
+        """What has failed, and how often, in words.
+
+        Example:
+            >>> patience = Patience(most=1)
+            >>> patience.failed("sink 'out'"), patience.failed("sink 'out'")
+            (True, False)
+            >>> patience.summary()
+            "sink 'out' 2 times"
+        """
+        return ", ".join(f"{kind} {times} times" for kind, times in self._failures.items())

@@ -1,0 +1,76 @@
+"""What has come to the driver for whoever has asked for it: outputs, state, explanations."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import cloudpickle
+
+from elasticutor.core.ids import Attempt, Epoch, Peer
+from elasticutor.runtime import messages as say
+from elasticutor.runtime.packets import open_batch
+from elasticutor.sinks import EpochMemory, MemorySink
+from elasticutor.topology import Plan
+
+
+class Answers:
+    """Filled by the hub's thread, and read by others under `changed`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.changed = threading.Condition()
+        """Notified when anything has come, or the run is in another phase."""
+        self.collected: dict[str, EpochMemory] = {}
+        """What memory sinks have taken."""
+        self.recounts: dict[Peer, tuple[str, ...]] = {}
+        """Why executors wait, in words."""
+        self.state_read: dict[int, list[say.StateRead]] = {}
+        """Parts of operators' state, by the number of the question."""
+        self._schemas = {sink.name: sink.schema for sink in plan.sinks}
+        for sink in plan.sinks:
+            if sink.collects:
+                made: MemorySink = cloudpickle.loads(sink.blob)
+                self.collected[sink.name] = EpochMemory(sink.schema, made.max_rows)
+
+    def collect(self, message: say.Collected) -> None:
+        """A batch of a memory sink.
+
+        Raises:
+            SinkError: It has more rows than it may keep.
+        """
+        if message.who in self.collected:
+            batch = open_batch(message.data, message.rows, self._schemas[message.who])
+            with self.changed:
+                self.collected[message.who].write(message.attempt, message.epoch, batch)
+
+    def begin(self, attempt: Attempt) -> None:
+        """What is not committed will come again."""
+        with self.changed:
+            for memory in self.collected.values():
+                memory.begin(attempt)
+
+    def commit(self, epoch: Epoch) -> None:
+        """What came with this epoch counts."""
+        with self.changed:
+            for memory in self.collected.values():
+                memory.commit(epoch)
+            self.changed.notify_all()
+
+    def take(self, message: say.Recount | say.StateRead) -> None:
+        """Somebody's answer."""
+        with self.changed:
+            match message:
+                case say.Recount():
+                    self.recounts[message.who] = message.waits
+                case say.StateRead():
+                    self.state_read.setdefault(message.ask, []).append(message)
+            self.changed.notify_all()
+
+    def notify(self) -> None:
+        """Let whoever waits look again."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def explained(self) -> Any:
+        """Why executors wait, one string each."""
+        return [f"{who}: {'; '.join(said)}" for who, said in self.recounts.items()]

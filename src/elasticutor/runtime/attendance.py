@@ -1,0 +1,174 @@
+"""Who takes part in a run, which life of theirs it is, and where they are.
+
+Participants are source tasks, executors' main processes and sinks. One that was lost has a
+successor of the same name: another *life*, at another address. Whatever comes from an earlier life
+is late.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.placement import Placement
+from elasticutor.runtime import messages as say
+from elasticutor.runtime.blueprint import Blueprint
+from elasticutor.runtime.channels import Endpoint
+from elasticutor.runtime.hosts import ends_name
+from elasticutor.topology import Plan, StagePlan
+
+if TYPE_CHECKING:
+    from elasticutor.runtime.hub import Hub
+
+
+class Attendance:
+    """The participants of one run. Lives in the hub's thread."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        run: str,
+        plan: Plan,
+        blueprint: Blueprint,
+        placements: dict[Peer, Placement],
+        ends_hosts: int,
+    ) -> None:
+        self._hub = hub
+        self._run = run
+        self._blueprint = blueprint
+        self.placements = placements
+        self.ends_hosts = ends_hosts
+        self.executors = _processes(plan.operators)
+        self.sources = _processes(plan.sources)
+        self.sinks = _processes(plan.sinks)
+        self.everybody = (*self.executors, *self.sources, *self.sinks)
+        self.book: dict[str, Endpoint] = {}
+        """Where those are that are up."""
+        self.pids: dict[str, int] = {}
+        self.lives: Counter[str] = Counter()
+        self.hosts: dict[int, say.EndsHostUp] = {}
+        """The hosts of sources and sinks that are up."""
+        self._ends = {Peer(who): (kind, make) for kind, who, make in blueprint.ends()}
+
+    @property
+    def complete(self) -> bool:
+        """Whether everybody is up."""
+        return set(self.everybody) <= set(self.book)
+
+    def send(self, who: str, message: Any) -> None:
+        """Send to a participant, or to a host of sources and sinks."""
+        self._hub.mail.send(self._name(who), message)
+
+    def send_all(self, message: Any) -> None:
+        """Send to everybody who is up."""
+        for who in self.book:
+            self.send(who, message)
+
+    def introduce(self) -> None:
+        """Let everybody know where everybody is."""
+        self.send_all(say.Peers(dict(self.book)))
+
+    def start_executor(self, who: Peer) -> None:
+        """Have an executor's main process started, on the node that it is placed on."""
+        placed = self.placements[who]
+        order = self._blueprint.executor(who, placed, self.lives[who])
+        self._hub.send_node(placed.node, order)
+
+    def lose(self, who: Peer) -> None:
+        """A participant is gone: the next one of its name is another life."""
+        self.lives[who] += 1
+        self.book.pop(who, None)
+        self._hub.mail.forget(self._name(who))
+        if who in self.executors:
+            order = say.DropExecutor(self._run, who, self.lives[who])
+            self._hub.send_nodes(self._hub.nodes, order)
+        elif self._host_of(who) in self.hosts:
+            self.send(ends_name(self._host_of(who)), say.KillEnd(who, self.lives[who] - 1))
+
+    def start_end(self, who: Peer) -> None:
+        """Have a source task or a sink started, as soon as its host is up."""
+        host = self.hosts.get(self._host_of(who))
+        if host is not None:
+            self.send(ends_name(host.number), say.StartEnds((self._end(who, host),)))
+
+    def host_up(self, host: say.EndsHostUp) -> None:
+        """A host of sources and sinks is up: give it its share of them."""
+        self.hosts[host.number] = host
+        self._hub.mail.know(self._name(ends_name(host.number)), host.endpoint)
+        ends = tuple(self._end(who, host) for who in self.ends_on(host.number))
+        self.send(ends_name(host.number), say.StartEnds(ends))
+
+    def ends_on(self, number: int) -> list[Peer]:
+        """The sources and sinks that a host has."""
+        return [who for who in self._ends if self._host_of(who) == number]
+
+    def registered(self, message: say.Registered) -> bool:
+        """A participant is up; False if that is an earlier life of it."""
+        if message.life != self.lives[message.who]:
+            return False
+        self.book[message.who] = message.endpoint
+        self.pids[message.who] = message.pid
+        self._hub.mail.know(self._name(message.who), message.endpoint)
+        return True
+
+    def beat(self) -> None:
+        """Let the hosts know that the driver is alive."""
+        for number in self.hosts:
+            self.send(ends_name(number), say.Beat())
+
+    def near(self, number: int) -> str:
+        """Beside which nodes a host is, in words."""
+        nodes = [f"node {node!r}" for node in self._beside(self.hosts[number])]
+        return f", beside {' and '.join(nodes)}," if nodes else ""
+
+    def missing(self) -> str:
+        """Who has yet to come up, in words; empty if nobody."""
+        absent = [who for who in self.everybody if who not in self.book]
+        if not absent:
+            return ""
+        words = f"no word from {', '.join(absent)}"
+        hosts = set(range(self.ends_hosts)) - self.hosts.keys()
+        if hosts:
+            words += (
+                f"; the Spark job for sources and sinks has not started {len(hosts)} of its "
+                f"{self.ends_hosts} tasks: are there free slots?"
+            )
+        return words
+
+    def close(self) -> None:
+        """Send nothing to anybody any more."""
+        for who in self.book:
+            self._hub.mail.forget(self._name(who))
+        for number in self.hosts:
+            self._hub.mail.forget(self._name(ends_name(number)))
+
+    def _name(self, who: str) -> str:
+        return f"{self._run} {who}"
+
+    def _host_of(self, who: Peer) -> int:
+        return list(self._ends).index(who) % self.ends_hosts
+
+    def _beside(self, host: say.EndsHostUp) -> list[NodeId]:
+        return [n for n, seen in sorted(self._hub.nodes.items()) if seen.home == host.home]
+
+    def _end(self, who: Peer, host: say.EndsHostUp) -> say.StartEnd:
+        kind, make = self._ends[who]
+        life, near = self.lives[who], self._beside(host)
+        if near:
+            site = self._blueprint.site(near[list(self._ends).index(who) % len(near)], life)
+        else:
+            site = self._blueprint.site_elsewhere(host, life)
+        payload = pickle.dumps(make(site), pickle.HIGHEST_PROTOCOL)
+        return say.StartEnd(kind, who, life, payload)
+
+
+def _processes(stages: Sequence[StagePlan]) -> tuple[Peer, ...]:
+    return peers(process for stage in stages for process in stage.processes)
+
+
+def peers(names: Iterable[str]) -> tuple[Peer, ...]:
+    """Names as those of participants."""
+    return tuple(map(Peer, names))

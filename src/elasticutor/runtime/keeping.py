@@ -1,0 +1,45 @@
+"""From a plan to how its state is kept in a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+
+import cloudpickle
+
+from elasticutor.operator import Operator
+from elasticutor.runtime.specs import Keeping
+from elasticutor.schemas import to_arrow
+from elasticutor.state.checkpoint import Checkpoint, StateForm
+from elasticutor.topology import OperatorPlan, Plan
+
+log = logging.getLogger(__name__)
+
+
+def form_of(operator: OperatorPlan) -> StateForm:
+    """How an operator's state is kept."""
+    made: Operator = cloudpickle.loads(operator.blob)
+    schema = None if made.state_schema is None else to_arrow(made.state_schema)
+    key = tuple((name, str(operator.input.field(name).type)) for name in operator.key)
+    return StateForm(operator.name, operator.executors, operator.shards, key, schema)
+
+
+def keeping_of(uri: str, plan: Plan) -> dict[str, Keeping]:
+    """Where and how the state of every operator is kept."""
+    return {operator.name: Keeping(uri, form_of(operator)) for operator in plan.operators}
+
+
+def opened(uri: str, run: str, plan: Plan, epoch: int | None) -> Checkpoint:
+    """The checkpoint, claimed for a run and checked against its plan.
+
+    Raises:
+        CheckpointError: It is damaged, does not fit, or is in use.
+    """
+    return Checkpoint.open(
+        uri,
+        run=run,
+        topology=plan.name,
+        forms=[form_of(operator) for operator in plan.operators],
+        sources={source.name: source.tasks for source in plan.sources},
+        epoch=epoch,
+        say=log.warning,
+    )

@@ -1,0 +1,260 @@
+"""What is done about losses: who is started anew and where, and when everybody begins again.
+
+```
+lost: a task          its main process is told, starts another one, and gives the attempt up
+      a main process  what is left of it is dropped everywhere, and another one started
+      a node          all of that, for everybody who had something there
+      source or sink  another one is started
+```
+
+When all those are up who should be, they are introduced to each other, and the coordinator lets
+everybody begin again from the last epoch that was committed. How often that is tried without an
+epoch committed in between is `core.patience`'s to say.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from elasticutor.core import coordinator as co
+from elasticutor.core import events as ev
+from elasticutor.core.ids import Attempt, NodeId, Peer, TaskId
+from elasticutor.core.patience import Patience
+from elasticutor.core.placement import Placement, place
+from elasticutor.runtime import messages as say
+from elasticutor.runtime.attendance import Attendance
+from elasticutor.runtime.epochs import EpochDriver
+
+if TYPE_CHECKING:
+    from elasticutor.runtime.supervisor import Supervisor
+
+
+class Recovery:
+    """Brings one run back after losses. Lives in the hub's thread.
+
+    Args:
+        supervisor: Of the run.
+        attendance: Who takes part.
+        epochs: What begins attempts.
+        patience: How often.
+        patience_s: How long a successor may take to come up.
+        free_cores: The cores of every node that nobody has.
+        restart_hosts: Starts hosts of sources and sinks again, by their numbers.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        attendance: Attendance,
+        epochs: EpochDriver,
+        *,
+        patience: Patience,
+        patience_s: float,
+        free_cores: Callable[[], dict[NodeId, int]],
+        restart_hosts: Callable[[Sequence[int]], None],
+    ) -> None:
+        self._supervisor = supervisor
+        self._attendance = attendance
+        self._epochs = epochs
+        self._patience = patience
+        self._patience_s = patience_s
+        self._free_cores = free_cores
+        self._restart_hosts = restart_hosts
+        self._absent: dict[Peer, float] = {}
+        """Those who have yet to come up again, and by when."""
+        self._homeless: set[Peer] = set()
+        """Those of them that wait for a node."""
+        self._reason = ""
+        self._since = 0.0
+        self._targets = {who: sum(cores.values()) for who, cores in supervisor.cores.items()}
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is anything to go back to."""
+        return self._epochs.durable
+
+    @property
+    def under_way(self) -> bool:
+        """Whether somebody is being replaced."""
+        return bool(self._absent)
+
+    def want(self, who: Peer, cores: int) -> None:
+        """Somebody has said how many cores an executor should have."""
+        self._targets[who] = cores
+
+    # Losses
+
+    def task_lost(self, who: Peer, task: TaskId, reason: str) -> None:
+        """A task's process is gone."""
+        if not self._bear(f"task of {who}", reason):
+            return
+        if who in self._attendance.book:
+            self._attendance.send(who, ev.TaskLost(task))
+        elif who not in self._homeless:  # it has not come up: begin with it anew
+            self._replace(who, reason)
+
+    def participant_lost(self, who: Peer, reason: str) -> None:
+        """A main process, a source task or a sink is gone."""
+        if self._bear(who, reason):
+            self._replace(who, reason)
+
+    def node_lost(self, node: NodeId, reason: str) -> None:
+        """A node is gone, with everything on it."""
+        supervisor = self._supervisor
+        placements = self._attendance.placements
+        at_home = [who for who in self._attendance.executors if placements[who].node == node]
+        guests = [
+            who
+            for who in self._attendance.executors
+            if placements[who].node != node and who in self._attendance.book
+        ]
+        needed = at_home or any(supervisor.cores[who].get(node) for who in guests)
+        if needed and not self._bear("node", reason):
+            return
+        for who in guests:
+            self._attendance.send(who, ev.NodeLost(node))
+            if supervisor.cores[who].pop(node, 0):
+                self._make_up(who)
+        for who in at_home:
+            self._replace(who, reason)
+
+    def node_joined(self, node: NodeId) -> None:
+        """A node is there: whoever lacks a home or cores may have some."""
+        endpoint = self._supervisor.endpoint_of(node)
+        for who in self._attendance.executors:
+            if who in self._attendance.book:
+                self._attendance.send(who, say.Peers({f"node {node}": endpoint}))
+        for who in sorted(self._homeless):
+            self._house(who)
+        if not self._supervisor.is_scheduled:
+            for who in self._attendance.executors:
+                if who in self._attendance.book:
+                    self._make_up(who)
+
+    def hosts_lost(self, numbers: Sequence[int], reason: str) -> None:
+        """Hosts of sources and sinks are gone, and they with them."""
+        for number in numbers:
+            self._attendance.hosts.pop(number, None)
+        if self._bear("hosts of sources and sinks", reason):
+            for who in [who for n in numbers for who in self._attendance.ends_on(n)]:
+                self._replace(who, reason)
+            self._restart_hosts(numbers)
+
+    def host_replaced(self, host: say.EndsHostUp, reason: str) -> None:
+        """Another host has come in the place of one that was lost."""
+        self._attendance.hosts.pop(host.number, None)
+        if self._bear(f"host {host.number} of sources and sinks", reason):
+            for who in self._attendance.ends_on(host.number):
+                self._replace(who, reason)
+            self._attendance.host_up(host)
+
+    def failed(self, who: Peer, attempt: Attempt, reason: str) -> None:
+        """An executor cannot go on with the attempt, and is there to begin another one."""
+        if attempt < self._epochs.coordinator.attempt:
+            return
+        if not self._bear(f"attempt of {who}", reason):
+            return
+        self._note(reason)
+        if not self._absent:  # otherwise all begin again when those are up
+            self._epochs.handle(co.ParticipantFailed(who, attempt, reason))
+
+    def too_late(self, missing: Sequence[Peer], reason: str) -> None:
+        """These have not answered: whatever they do, others take their places."""
+        if not self._bear(f"answer of {', '.join(missing)}", reason):
+            return
+        for who in missing:
+            self._replace(who, reason)
+
+    def committed(self) -> None:
+        """An epoch was committed: that is progress."""
+        self._patience.progressed()
+
+    def _bear(self, kind: str, reason: str) -> bool:
+        """Whether to try again."""
+        self._supervisor.journal.write("lost", run=self._supervisor.run, who=kind, reason=reason)
+        if self._patience.failed(kind):
+            return True
+        self._supervisor.give_up(kind, reason, self._patience.summary())
+        return False
+
+    # Successors
+
+    def _note(self, reason: str) -> None:
+        if not self._reason:
+            self._reason, self._since = reason, time.monotonic()
+        self._supervisor.interrupted()
+
+    def _replace(self, who: Peer, reason: str) -> None:
+        self._note(reason)
+        self._attendance.lose(who)
+        self._absent[who] = time.monotonic() + self._patience_s
+        if who in self._attendance.executors:
+            self._house(who)
+        else:
+            self._attendance.start_end(who)
+
+    def _house(self, who: Peer) -> None:
+        """Start an executor where it was, if that is still there, and elsewhere otherwise."""
+        supervisor, placements = self._supervisor, self._attendance.placements
+        nodes = supervisor.nodes
+        if not nodes:
+            self._homeless.add(who)
+            return
+        self._homeless.discard(who)
+        placed = placements[who]
+        cores = {n: k for n, k in supervisor.cores[who].items() if n in nodes and k}
+        if placed.node not in nodes or not cores:
+            supervisor.cores[who] = {}
+            found = place([(who, self._targets[who])], self._free_cores(), share=True)[who]
+            home = placed.node if placed.node in nodes else found.node
+            placed, cores = Placement(home, found.cores), dict(found.cores)
+        supervisor.cores[who] = cores
+        placements[who] = Placement(placed.node, cores)
+        self._attendance.start_executor(who)
+
+    def _make_up(self, who: Peer) -> None:
+        """Let an executor that has lost cores have others, as far as there are any."""
+        supervisor = self._supervisor
+        cores = Counter({n: k for n, k in supervisor.cores[who].items() if n in supervisor.nodes})
+        free = Counter({node: max(0, k) for node, k in self._free_cores().items()})
+        while cores.total() < self._targets[who] and free.total():
+            node = max(sorted(free), key=lambda name: free[name])
+            cores[node] += 1
+            free[node] -= 1
+        if not cores.total() and supervisor.nodes:  # shared, then: nobody goes without
+            home = self._attendance.placements[who].node
+            cores[home if home in supervisor.nodes else min(supervisor.nodes)] += 1
+        if dict(cores) != supervisor.cores[who]:
+            supervisor.set_cores(who, dict(cores))
+
+    def registered(self, who: Peer) -> None:
+        """A participant is up; when all are, everybody begins again."""
+        self._absent.pop(who, None)
+        if not self._attendance.complete:
+            return
+        self._attendance.introduce()
+        if not self._epochs.started:
+            self._epochs.start()
+        elif self._reason:
+            self._epochs.handle(co.ParticipantLost(who, self._reason))
+
+    def recovered(self) -> tuple[str, float] | None:
+        """Tuples flow again: why they had not, and for how long."""
+        if not self._reason:
+            return None
+        told = self._reason, time.monotonic() - self._since
+        self._reason = ""
+        return told
+
+    def tick(self, now: float) -> None:
+        """Nobody may be waited for without end."""
+        for who, until in list(self._absent.items()):
+            if now > until:
+                reason = f"{who} has not come up within {self._patience_s:g} s"
+                if who in self._homeless:
+                    reason += ": there is no node"
+                self.participant_lost(who, reason)
+                return

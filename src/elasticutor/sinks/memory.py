@@ -1,0 +1,142 @@
+"""Outputs that are kept in the driver's memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from elasticutor.errors import BadValueError
+from elasticutor.sinks.base import Sink, SinkError, Writer
+
+
+class MemorySink(Sink):
+    """Keeps all outputs on the driver, to be looked at: for tests, notebooks and small results.
+
+    It never loses any: more rows than it may keep are an error. In a run with a checkpoint only
+    rows of committed epochs are shown, each once. A driver that is started again begins with none.
+
+    Args:
+        max_rows: How many rows it may keep.
+    """
+
+    collects = True
+
+    def __init__(self, max_rows: int = 1_000_000) -> None:
+        given: Any = max_rows
+        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+            raise BadValueError("max_rows", "be a whole number, at least 1", max_rows)
+        self.max_rows = max_rows
+
+    def open(self, task: int, schema: pa.Schema) -> MemoryWriter:
+        """A writer that keeps batches in the process where it was opened: on the driver."""
+        return MemoryWriter(schema, self.max_rows)
+
+
+class MemoryWriter(Writer):
+    """Keeps batches, up to a number of rows.
+
+    Example:
+        >>> writer = MemorySink().open(0, pa.schema([("a", pa.int64())]))
+        >>> writer.write(pa.record_batch({"a": [1, 2]}))
+        >>> writer.write(pa.record_batch({"a": [3]}))
+        >>> writer.table().column("a").to_pylist(), writer.rows
+        ([1, 2, 3], 3)
+    """
+
+    def __init__(self, schema: pa.Schema, max_rows: int) -> None:
+        self._schema = schema
+        self._max_rows = max_rows
+        self._batches: list[pa.RecordBatch] = []
+        self.rows = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Keep a batch, or refuse it as a whole if it is too much."""
+        rows = self.rows + batch.num_rows
+        _require_room(rows, self._max_rows)
+        self._batches.append(batch)
+        self.rows = rows
+
+    def table(self) -> pa.Table:
+        """All that was written, in the order of arrival."""
+        return pa.Table.from_batches(self._batches, self._schema)
+
+
+class EpochMemory:
+    """Keeps batches by epoch, and forgets those of epochs that came to nothing.
+
+    An epoch's manifest commits it: `commit` is to be called for that before any `begin` of the
+    attempt that goes on from there.
+
+    Args:
+        schema: Of the rows.
+        max_rows: How many rows it may keep, those of the epoch under way included.
+
+    Example:
+        >>> memory = EpochMemory(pa.schema([("a", pa.int64())]), max_rows=100)
+        >>> memory.begin(1)
+        >>> memory.write(1, 1, pa.record_batch({"a": [1]}))
+        >>> memory.write(1, 2, pa.record_batch({"a": [2]}))
+        >>> memory.commit(1)
+        >>> memory.table().column("a").to_pylist()
+        [1]
+        >>> memory.begin(2)  # epoch 2 has failed, and is tried again
+        >>> memory.write(2, 2, pa.record_batch({"a": [3]}))
+        >>> memory.commit(2)
+        >>> memory.table().column("a").to_pylist()
+        [1, 3]
+    """
+
+    def __init__(self, schema: pa.Schema, max_rows: int) -> None:
+        self._schema = schema
+        self._max_rows = max_rows
+        self._attempt = 0
+        self._committed: list[pa.RecordBatch] = []
+        self._open: dict[int, list[pa.RecordBatch]] = {}  # by epoch, of this attempt
+        self._lasting = 0  # committed rows
+        self.rows = 0
+        """How many are kept, committed or not."""
+        self.epoch = 0
+        """The last one committed."""
+
+    def write(self, attempt: int, epoch: int, batch: pa.RecordBatch) -> None:
+        """Keep a batch of an epoch, or refuse it if it is too much; none of an earlier attempt.
+
+        Raises:
+            SinkError: There are more rows than it may keep.
+        """
+        if attempt < self._attempt or epoch <= self.epoch:
+            return
+        rows = self.rows + batch.num_rows
+        _require_room(rows, self._max_rows)
+        self._open.setdefault(epoch, []).append(batch)
+        self.rows = rows
+
+    def begin(self, attempt: int) -> None:
+        """A new attempt: what is not committed will come again."""
+        if attempt > self._attempt:
+            self._attempt = attempt
+            self._open.clear()
+            self.rows = self._lasting
+
+    def commit(self, epoch: int) -> None:
+        """This epoch counts, and so does every one before it."""
+        for done in sorted(number for number in self._open if number <= epoch):
+            batches = self._open.pop(done)
+            self._committed.extend(batches)
+            self._lasting += sum(batch.num_rows for batch in batches)
+        self.epoch = max(self.epoch, epoch)
+
+    def table(self, committed_only: bool = True) -> pa.Table:
+        """The rows of committed epochs; or of all, those under way behind the others."""
+        batches = list(self._committed)
+        if not committed_only:
+            for epoch in sorted(self._open):
+                batches.extend(self._open[epoch])
+        return pa.Table.from_batches(batches, self._schema)
+
+
+def _require_room(rows: int, max_rows: int) -> None:
+    if rows > max_rows:
+        hint = "raise max_rows, or write to files with a ParquetSink"
+        raise SinkError("MemorySink", f"be given at most {max_rows} rows", rows, hint)

@@ -1,0 +1,92 @@
+"""Which epoch to go on from, and whether everything of it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from elasticutor.core.ids import Epoch
+from elasticutor.state.checkpoint.errors import (
+    CheckpointError,
+    DamagedError,
+    LayoutError,
+    MismatchError,
+    Words,
+)
+from elasticutor.state.checkpoint.files import check
+from elasticutor.state.checkpoint.forms import StateFile
+from elasticutor.state.checkpoint.location import Location
+from elasticutor.state.checkpoint.manifests import Manifest, ManifestName, standing
+
+_THREADS: Final = 8
+_BROKEN: Final = (DamagedError, LayoutError)
+
+
+def find(
+    location: Location, names: Sequence[ManifestName], epoch: int | None = None
+) -> Manifest | None:
+    """The manifest to go on from: of the newest epoch, or of the one asked for.
+
+    All of its files have been checked. None stands for the beginning, where there is no state.
+
+    Raises:
+        DamagedError: It, or a file that it lists, is damaged: the message says what else can be
+            gone on from.
+        LayoutError: It is of another layout.
+        MismatchError: There is no such epoch.
+        StorageError: The storage refuses.
+    """
+    left = standing(names)
+    if epoch is None:
+        wanted = [max(names)] if names else []
+    else:
+        wanted = [name for name in left if name.epoch == epoch]
+        if not wanted and epoch != 0:
+            there = sorted({name.epoch for name in left}, reverse=True)
+            where = f"checkpoint {location.uri}"
+            raise MismatchError(where, f"have epoch {epoch}", Words(f"those of {there}"))
+    fault: CheckpointError | None = None
+    for name in wanted:
+        try:
+            return whole(location, name)
+        except _BROKEN as error:
+            fault = fault or error
+    if fault is None:
+        return None
+    raise _with_way_out(fault, _last_good(location, left))
+
+
+def whole(location: Location, name: ManifestName) -> Manifest:
+    """A manifest all of whose files are as they were written."""
+    manifest = Manifest.read(location, name)
+    check_all(location, manifest.files)
+    return manifest
+
+
+def check_all(location: Location, files: Iterable[StateFile]) -> None:
+    """Read all files, and refuse the first that is damaged."""
+    with ThreadPoolExecutor(_THREADS, "checkpoint") as pool:
+        for _ in pool.map(lambda file: check(location, file).size, files):
+            pass
+
+
+def _last_good(location: Location, names: Iterable[ManifestName]) -> Epoch | None:
+    for name in names:
+        try:
+            return whole(location, name).epoch
+        except CheckpointError:
+            continue
+    return None
+
+
+def _with_way_out(fault: CheckpointError, good: Epoch | None) -> CheckpointError:
+    hint = "no other epoch is whole; begin anew at another location"
+    if good is not None:
+        hint = (
+            f"epoch {good} is whole: open with epoch={good} to go on from there; what later epochs "
+            "have published is published again"
+        )
+    if isinstance(fault, LayoutError) and fault.hint:
+        hint = f"{fault.hint}; or: {hint}"
+    return type(fault)(fault.who, fault.must, fault.got, hint)

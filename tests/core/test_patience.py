@@ -1,0 +1,47 @@
+"""Failures are put up with as long as there is progress."""
+
+from __future__ import annotations
+
+import pytest
+
+from elasticutor.core.patience import Patience
+from elasticutor.errors import BadValueError
+
+
+def test_the_same_failure_is_put_up_with_so_often_and_no_more() -> None:
+    patience = Patience(most=3)
+    assert [patience.failed("a task") for _ in range(5)] == [True, True, True, False, False]
+
+
+def test_progress_makes_up_for_failures() -> None:
+    patience = Patience(most=2)
+    for _ in range(10):
+        assert patience.failed("a task")
+        assert patience.failed("a task")
+        patience.progressed()
+
+
+def test_many_different_failures_without_progress_are_too_many_as_well() -> None:
+    patience = Patience(most=2)
+    borne = [patience.failed(f"part {number}") for number in range(9)]
+    assert borne == [True] * 8 + [False]
+
+
+def test_no_restarts_means_that_the_first_failure_is_the_last() -> None:
+    assert not Patience(most=0).failed("a task")
+
+
+@pytest.mark.parametrize("most", [-1, 1.5, True, "3"])
+def test_a_limit_is_a_whole_number(most: int) -> None:
+    with pytest.raises(BadValueError, match="restarts must be a whole number"):
+        Patience(most)
+
+
+def test_a_summary_tells_what_has_failed_since_the_last_progress() -> None:
+    patience = Patience(most=5)
+    patience.failed("the sink")
+    patience.progressed()
+    patience.failed("a task")
+    patience.failed("a node")
+    patience.failed("a task")
+    assert patience.summary() == "a task 2 times, a node 1 times"
