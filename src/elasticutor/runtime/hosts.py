@@ -31,8 +31,10 @@ GIB = 1024**3
 _TICK_S = 1.0
 SILENCE_S = 30.0
 """How long the driver may be silent before a node, or a host of sources and sinks, ends."""
-_SHORT_LIFE_S, _SHORT_LIVES = 5.0, 3
-"""A node that is lost so soon so often in a row is not started again."""
+_LONG_LIFE_S = 30.0
+"""A node that has lasted so long is started again at once when it is lost."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 5.0
+"""Before one is started again that was lost sooner: at first, and at most."""
 _PATIENCE_S = 60.0
 """How long a host of sources and sinks waits to be told what to start."""
 
@@ -132,25 +134,33 @@ class _Hosted:
         self._first = spec
         self._lives = 0
         self._started_at = 0.0
-        self._short_lives = 0
+        self._pause_s = 0.0
         self.name = ""
+        self.due_at = 0.0
+        """When to start it; infinity while it lives."""
 
-    def start(self, zygote: Zygote) -> bool:
-        """Start it; False if it has ended too soon too often, and is not started any more."""
+    def lost(self) -> None:
+        """It has ended. The sooner that was after its start, the longer the next one waits."""
         now = time.monotonic()
-        short = self._lives > 0 and now - self._started_at < _SHORT_LIFE_S
-        self._short_lives = self._short_lives + 1 if short else 0
-        if self._short_lives >= _SHORT_LIVES:
-            return False
+        lasted_s = now - self._started_at
+        if lasted_s > _LONG_LIFE_S:
+            self._pause_s = 0.0
+        self.due_at = now + self._pause_s
+        self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s + _FIRST_PAUSE_S)
+
+    def over(self) -> None:
+        """It has ended in good order, and is not wanted any more."""
+        self.due_at = float("inf")
+
+    def start(self, zygote: Zygote) -> None:
+        """Start it, the first time or anew."""
         self.name = f"{self._first.node}.{self._lives}" if self._lives else str(self._first.node)
         self._lives += 1
-        self._started_at = now
-        state = Path(self._first.state)
-        for left in state.iterdir():  # its predecessor's; nobody has it open any more
+        self._started_at, self.due_at = time.monotonic(), float("inf")
+        for left in Path(self._first.state).iterdir():  # its predecessor's; nobody has it open
             shutil.rmtree(left, ignore_errors=True)
         node = NodeId(self.name)
-        site = replace(self._first.site, node=node)
-        spec = replace(self._first, node=node, site=site)
+        spec = replace(self._first, node=node, site=replace(self._first.site, node=node))
         zygote.fork(
             Fork(
                 self.name,
@@ -160,24 +170,29 @@ class _Hosted:
                 log=str(Path(spec.logs) / "node.log"),
             )
         )
-        return True
 
 
 def _await_nodes(zygote: Zygote, mail: Mailroom, nodes: Sequence[_Hosted]) -> None:
     mail.watch(zygote.fileno())
-    for node in nodes:
-        node.start(zygote)
-    while zygote.living:
-        mail.wait(_TICK_S)
+    while zygote.living or any(node.due_at < float("inf") for node in nodes):
+        for node in nodes:
+            if node.due_at <= time.monotonic():
+                node.start(zygote)
+        mail.wait(min(_TICK_S, *(max(0.0, n.due_at - time.monotonic()) for n in nodes), _TICK_S))
         for _ in mail.receive():
             mail.drop("a host of nodes is told nothing")
         for told in zygote.receive():
-            if isinstance(told, Ended) and told.code:
-                how = f"its process ended ({described_end(told.code)})"
-                last = f"; its last words: {told.said.strip()}" if told.said.strip() else ""
-                mail.send(DRIVER, say.NodeGone(NodeId(told.name), how + last))
-                if told.code < 0:  # by a signal: it may do better next time
-                    next(node for node in nodes if node.name == told.name).start(zygote)
+            if isinstance(told, Ended):
+                ended = next(node for node in nodes if node.name == told.name)
+                if told.code:
+                    how = f"its process ended ({described_end(told.code)})"
+                    last = f"; its last words: {told.said.strip()}" if told.said.strip() else ""
+                    mail.send(DRIVER, say.NodeGone(NodeId(told.name), how + last))
+                if told.code < 0:  # by a signal: the next one may do better
+                    ended.lost()
+                elif told.code == 0:  # the cluster is over
+                    for node in nodes:
+                        node.over()
 
 
 def _cpus(wanted: NodesWanted) -> tuple[int, ...]:
