@@ -11,14 +11,17 @@ import pytest
 from elasticutor.errors import BadValueError, ElasticutorError
 from elasticutor.sinks import (
     CallableSink,
+    EpochMemory,
     MemorySink,
     MemoryWriter,
     NoSink,
     Sink,
     SinkError,
+    SinkRun,
     Writer,
     open_sink,
 )
+from elasticutor.sinks.spool import Spool
 
 SCHEMA = pa.schema([("a", pa.int64())])
 
@@ -147,3 +150,67 @@ def test_a_memory_sink_that_could_keep_nothing_is_refused(rows: int) -> None:
 def test_what_cannot_be_called_is_no_sink() -> None:
     with pytest.raises(BadValueError, match="must be callable"):
         CallableSink("print")  # type: ignore[arg-type]
+
+
+def test_a_sink_that_wants_to_know_of_the_run_is_told() -> None:
+    told: list[SinkRun] = []
+
+    class Curious(NoSink):
+        def open_in(self, run: SinkRun, task: int, schema: pa.Schema) -> Writer:
+            told.append(run)
+            return self.open(task, schema)
+
+    run = SinkRun("out", "run-1", "file:///checkpoint", checkpointed=True)
+    open_sink("out", Curious(), 0, SCHEMA, run)
+    open_sink("out", Curious(), 0, SCHEMA)
+    assert told == [run, SinkRun("out")]
+
+
+def test_memory_by_epochs_shows_committed_rows_in_the_order_of_their_epochs() -> None:
+    memory = EpochMemory(SCHEMA, max_rows=10)
+    assert memory.table().schema.equals(SCHEMA)
+    memory.begin(5)
+    memory.write(5, 8, batch(1))
+    memory.write(5, 9, batch(2))  # of the next epoch, before this one is committed
+    memory.write(5, 8, batch(3))
+    assert memory.table().num_rows == 0
+    memory.commit(8)
+    assert memory.table().column("a").to_pylist() == [1, 3]
+    assert memory.table(committed_only=False).column("a").to_pylist() == [1, 3, 2]
+
+
+def test_memory_by_epochs_forgets_an_attempt_and_takes_nothing_more_of_it() -> None:
+    memory = EpochMemory(SCHEMA, max_rows=3)
+    memory.begin(1)
+    memory.write(1, 1, batch(1))
+    memory.commit(1)
+    memory.write(1, 2, batch(2, 2))
+    memory.begin(2)
+    assert memory.rows == 1
+    memory.write(1, 2, batch(2, 2))  # it was under way
+    memory.write(2, 2, batch(3))
+    memory.write(2, 1, batch(9))  # of an epoch that is over
+    memory.begin(2)  # told once more
+    memory.commit(2)
+    memory.commit(1)
+    assert memory.table().column("a").to_pylist() == [1, 3]
+    with pytest.raises(SinkError, match="at most 3 rows; got 4"):
+        memory.write(2, 3, batch(4, 5))
+    assert (memory.rows, memory.epoch) == (2, 2)
+
+
+@pytest.mark.parametrize("memory_bytes", [0, 20, 10_000])
+def test_a_spool_gives_batches_back_in_order_from_memory_and_from_its_file(
+    memory_bytes: int,
+) -> None:
+    spool = Spool(SCHEMA, memory_bytes)
+    for start in (0, 100):
+        for n in range(start, start + 10):
+            spool.append(batch(n, n))
+            assert spool._bytes <= memory_bytes
+        assert spool.spilled is (memory_bytes < 10_000)
+        assert spool.rows == 20
+        found = [row for part in spool.batches() for row in part.column("a").to_pylist()]
+        assert found == [n for n in range(start, start + 10) for _ in range(2)]
+        spool.clear()
+        assert (spool.rows, spool.spilled, list(spool.batches())) == (0, False, [])

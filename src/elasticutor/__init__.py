@@ -7,7 +7,8 @@ What a job is made of is here; see `Topology` for an example of the whole.
 | `Topology` | sources, operators and sinks, and how they are connected |
 | `Operator`, `Context` | user logic over a key space |
 | `Generator`, `HotKey`, `IterableSource`, `Source`, `Reader`, `Offer` | where tuples come from |
-| `MemorySink`, `CallableSink`, `NoSink`, `Sink`, `Writer` | where outputs go |
+| `ParquetSink`, `MemorySink`, `CallableSink`, `NoSink` | where outputs go |
+| `Sink`, `Writer`, `EpochWriter` | what sinks of your own are made of |
 | `Cluster`, `submit`, `Run` | Spark as the host, a topology at work |
 | `DataSourceSource`, `DataSourceSink` | PySpark's Python data sources as both |
 
@@ -26,18 +27,30 @@ if TYPE_CHECKING:
     from elasticutor.operator import Context, Operator, OperatorError
     from elasticutor.runtime.run import Run
     from elasticutor.runtime.supervisor import RunError
-    from elasticutor.sinks import CallableSink, MemorySink, NoSink, Sink, SinkError, Writer
+    from elasticutor.sinks import (
+        CallableSink,
+        EpochWriter,
+        MemorySink,
+        NoSink,
+        ParquetSink,
+        Sink,
+        SinkError,
+        Writer,
+    )
     from elasticutor.sources import Generator, HotKey, IterableSource, Offer, Reader, Source
     from elasticutor.spark.cluster import Cluster, submit
     from elasticutor.spark.datasource import DataSourceSink, DataSourceSource
+    from elasticutor.state.checkpoint import CheckpointError
     from elasticutor.topology import Stream, Topology
 
 __all__ = [
     "CallableSink",
+    "CheckpointError",
     "Cluster",
     "Context",
     "DataSourceSink",
     "DataSourceSource",
+    "EpochWriter",
     "Generator",
     "HotKey",
     "IterableSource",
@@ -46,6 +59,7 @@ __all__ = [
     "Offer",
     "Operator",
     "OperatorError",
+    "ParquetSink",
     "Reader",
     "Run",
     "RunError",
@@ -63,10 +77,20 @@ _HOMES = {
     "elasticutor.operator": ("Context", "Operator", "OperatorError"),
     "elasticutor.runtime.run": ("Run",),
     "elasticutor.runtime.supervisor": ("RunError",),
-    "elasticutor.sinks": ("CallableSink", "MemorySink", "NoSink", "Sink", "SinkError", "Writer"),
+    "elasticutor.sinks": (
+        "CallableSink",
+        "EpochWriter",
+        "MemorySink",
+        "NoSink",
+        "ParquetSink",
+        "Sink",
+        "SinkError",
+        "Writer",
+    ),
     "elasticutor.sources": ("Generator", "HotKey", "IterableSource", "Offer", "Reader", "Source"),
     "elasticutor.spark.cluster": ("Cluster", "submit"),
     "elasticutor.spark.datasource": ("DataSourceSink", "DataSourceSource"),
+    "elasticutor.state.checkpoint": ("CheckpointError",),
     "elasticutor.topology": ("Stream", "Topology"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

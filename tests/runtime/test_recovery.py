@@ -296,3 +296,15 @@ def test_without_a_checkpoint_a_loss_ends_the_run(nodes: ProcessCluster) -> None
     kill(task_of(nodes, run))
     with pytest.raises(RunError, match="was lost"):
         run.wait(PATIENCE_S)
+
+
+def test_when_all_nodes_are_lost_at_once_others_take_their_places(
+    nodes: ProcessCluster, tmp_path: Path
+) -> None:
+    run = submitted(nodes, tmp_path, chained())
+    wait_until(lambda: committed(run) >= 2, "two epochs")
+    kill(int(nodes._hosts[0].pid or 0))
+    run.wait(PATIENCE_S)
+    require_fold(run)
+    assert sorted(nodes.nodes) == ["n0g1", "n1g1"]
+    run.stop()

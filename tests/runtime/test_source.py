@@ -1,11 +1,29 @@
-"""How much a source reads at once."""
+"""How much a source reads at once, and how it takes part in attempts and epochs."""
 
 from __future__ import annotations
 
+from typing import Any, ClassVar, cast
+
+import cloudpickle
+import pyarrow as pa
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.runtime.sink_rig import Mail
 
-from elasticutor.runtime.source import batch_rows
+from elasticutor.core.coordinator import (
+    CommitEpoch,
+    EndEpoch,
+    ParticipantPrepared,
+    StartSource,
+)
+from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer
+from elasticutor.core.repartition import PauseUpstream
+from elasticutor.runtime import messages as say
+from elasticutor.runtime.source import SourceProcess, batch_rows
+from elasticutor.runtime.specs import Route, Site, SourceSpec, Tempo
+from elasticutor.runtime.wire import Credit, Tuples
+from elasticutor.sources import Offer, Reader, Source
 
 row_bytes = st.floats(1.0, 1e9)
 
@@ -26,3 +44,173 @@ def test_more_credit_never_means_smaller_batches(size: float, one: int, other: i
 @given(row_bytes, st.integers(0, 1024 * 1024))
 def test_batches_for_a_small_window_are_not_enlarged(size: float, step: int) -> None:
     assert batch_rows(size, step) == batch_rows(size, 0) <= 8192
+
+
+# Attempts and epochs ------------------------------------------------------------------------------
+
+SCHEMA = pa.schema([("n", pa.int64())])
+WHO, COUNTS = Peer("clicks.0"), Peer("counts.0")
+
+
+class Clicks(Source):
+    """The numbers up to 10, one at a time; its readers note what they are told."""
+
+    schema = SCHEMA
+    log: ClassVar[list[Any]] = []
+
+    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
+        Clicks.log.append(("open", offset))
+        return ClicksReader(offset or 0)
+
+
+class ClicksReader(Reader):
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+    def poll(self, now: float, max_rows: int) -> Offer | None:
+        Clicks.log.append(("checkpointed", self.checkpointed))
+        self.offset += 1
+        self.exhausted = self.offset == 10
+        return Offer(pa.record_batch([pa.array([self.offset - 1])], schema=SCHEMA), now)
+
+    def committed(self, offset: Any) -> None:
+        Clicks.log.append(("committed", offset))
+
+    def close(self) -> None:
+        Clicks.log.append("close")
+
+
+class SourceRig:
+    """A source's process, without a process."""
+
+    def __init__(self, *, checkpointed: bool = True, shards: int = 0) -> None:
+        none = cast("Any", None)
+        spec = SourceSpec(
+            Site("run-1", NodeId("n0"), "", "", none, none),
+            WHO,
+            cloudpickle.dumps(Clicks()),
+            SCHEMA,
+            0,
+            1,
+            (Route("counts", ("n",), (COUNTS,), shards),),
+            1 << 20,
+            Tempo(),
+            checkpointed,
+        )
+        Clicks.log.clear()
+        self.mail = Mail()
+        self.process = SourceProcess(spec, cast("Any", self.mail))
+
+    def start(self, attempt: int, epoch: int = 1, offset: Any = None) -> None:
+        self.take(StartSource(WHO, Attempt(attempt), Epoch(epoch), offset))
+
+    def end(self, attempt: int, epoch: int) -> None:
+        self.take(EndEpoch(WHO, Attempt(attempt), Epoch(epoch)))
+
+    def commit(self, attempt: int, epoch: int) -> None:
+        self.take(CommitEpoch(WHO, Attempt(attempt), Epoch(epoch)))
+
+    def take(self, message: Any) -> None:
+        self.process._take(message)
+
+    def read(self, times: int = 1) -> None:
+        """Let it send so many times, without waiting in between."""
+        for _ in range(times):
+            self.process._send_at = 0.0
+            self.process._read_and_send()
+
+    def sent(self, kind: type) -> list[Any]:
+        return [message for who, message in self.mail.sent if isinstance(message, kind)]
+
+    def offsets(self) -> list[Any]:
+        """What it has told the coordinator."""
+        said = [message.what for message in self.sent(say.Said)]
+        return [what.note for what in said if isinstance(what, ParticipantPrepared)]
+
+
+def test_a_reader_is_told_the_offset_of_every_epoch_that_is_committed() -> None:
+    rig = SourceRig()
+    rig.start(1)
+    rig.read(2)
+    rig.end(1, 1)
+    rig.read(3)
+    assert ("checkpointed", True) in Clicks.log
+    rig.commit(1, 1)
+    rig.end(1, 2)
+    rig.commit(1, 2)
+    rig.commit(1, 2)
+    told = [entry for entry in Clicks.log if entry[0] == "committed"]
+    assert told == [("committed", 2), ("committed", 5)]
+    assert rig.offsets() == [2, 5]
+
+
+def test_without_a_checkpoint_a_reader_is_told_of_no_commit() -> None:
+    rig = SourceRig(checkpointed=False)
+    rig.start(1)
+    rig.read()
+    rig.end(1, 1)
+    rig.commit(1, 1)
+    assert Clicks.log == [("open", None), ("checkpointed", False)]
+
+
+def test_a_new_attempt_reads_again_from_its_offset_and_forgets_the_one_before() -> None:
+    rig = SourceRig()
+    rig.start(1)
+    rig.take(say.Drain())
+    rig.read(20)
+    rig.end(1, 1)
+    rig.read()
+    assert len(rig.sent(say.Exhausted)) == 1
+    Clicks.log.clear()
+    rig.start(2, offset=7)
+    assert Clicks.log == ["close", ("open", 7)]
+    rig.mail.sent.clear()
+    rig.commit(1, 1)
+    rig.end(1, 1)
+    rig.take(Credit(COUNTS, Attempt(1), 1 << 40))
+    rig.start(1)
+    assert rig.process._credit_step == 0
+    rig.read(20)
+    assert [message.attempt for message in rig.sent(Tuples)] == [2, 2, 2]
+    assert len(rig.sent(say.Exhausted)) == 1
+    rig.end(2, 1)
+    assert rig.offsets() == [10]
+    assert [marker.attempt for marker in rig.sent(say.Marker)] == [2]
+    assert not [entry for entry in Clicks.log if entry[0] == "committed"]
+    assert rig.mail.dropped == []
+
+
+@pytest.mark.parametrize("drained", [True, False])
+def test_a_source_is_silent_after_its_last_marker_only_if_this_attempt_is_drained(
+    drained: bool,
+) -> None:
+    rig = SourceRig()
+    rig.start(1)
+    rig.take(say.Drain())
+    rig.end(1, 1)
+    rig.read()
+    assert rig.sent(Tuples) == []
+    rig.start(2)
+    if drained:
+        rig.take(say.Drain())
+    rig.end(2, 1)
+    rig.read()
+    assert len(rig.sent(Tuples)) == (0 if drained else 1)
+
+
+def test_a_pause_ends_with_its_attempt() -> None:
+    rig = SourceRig(shards=4)
+    rig.start(1)
+    rig.take(PauseUpstream(WHO, 1, "counts"))
+    rig.read()
+    assert rig.sent(Tuples) == []
+    rig.start(2)
+    rig.read()
+    assert len(rig.sent(Tuples)) == 1
+
+
+def test_an_epoch_that_ends_before_the_source_has_started_is_passed_over() -> None:
+    rig = SourceRig()
+    rig.end(1, 1)
+    rig.commit(1, 1)
+    assert rig.mail.sent == []

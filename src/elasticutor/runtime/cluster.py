@@ -111,6 +111,7 @@ class BaseCluster(ABC):
         self._keys = ClusterKeys.generate()
         self._hub = Hub(self._keys, host, port)
         self._runs = 0
+        self._generation = 0
         self._stopped = False
         self._schedule_s = schedule_s
         self._scheduler: CoreScheduler | None = None
@@ -130,8 +131,12 @@ class BaseCluster(ABC):
     # How processes come to be
 
     @abstractmethod
-    def _start_nodes(self) -> None:
-        """Have the nodes hosted; does not wait for them."""
+    def _start_nodes(self, generation: int = 0) -> None:
+        """Have the nodes hosted; does not wait for them.
+
+        Args:
+            generation: How often they have all been lost: then others take their places.
+        """
 
     @abstractmethod
     def _why_not(self) -> str:
@@ -299,6 +304,24 @@ class BaseCluster(ABC):
             raise
         return started
 
+    def _all_nodes_lost(self, reason: str) -> None:
+        """Whatever hosts the nodes has ended; others take their places, if a run needs them.
+
+        Called in any thread.
+        """
+
+        def lose() -> None:
+            recoverable = [run for run in self._hub.runs.values() if run.recovers]
+            for node in list(self._hub.nodes):
+                self._hub.lose_node(node, reason)
+            if recoverable and not self._stopped:
+                self._generation += 1
+                start = partial(self._start_nodes, self._generation)
+                threading.Thread(target=start, name="hosts of nodes", daemon=True).start()
+
+        if not self._stopped:
+            self._hub.post(lose)
+
     def _restart_ends(self, supervisor: Supervisor, numbers: Sequence[int]) -> None:
         """From the hub's thread, which must not wait for processes to start."""
         start = partial(self._start_ends, supervisor, numbers)
@@ -385,15 +408,12 @@ class ProcessCluster(BaseCluster):
             schedule_s=schedule_s,
         )
 
-    def _start_nodes(self) -> None:
-        self._hosts.append(_Host(self._nodes_ended, host_nodes, self._bootstrap, self._wanted))
+    def _start_nodes(self, generation: int = 0) -> None:
+        wanted = self._wanted.renamed(generation)
+        self._hosts.append(_Host(self._nodes_ended, host_nodes, self._bootstrap, wanted))
 
     def _nodes_ended(self, how: str) -> None:
-        def lose() -> None:
-            for node in list(self._hub.nodes):
-                self._hub.lose_node(node, f"the host of the nodes has ended ({how})")
-
-        self._tell(lose)
+        self._all_nodes_lost(f"the host of the nodes has ended ({how})")
 
     def _start_ends(self, supervisor: Supervisor, numbers: Sequence[int]) -> None:
         for number in numbers:

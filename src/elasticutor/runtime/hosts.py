@@ -77,6 +77,12 @@ class NodesWanted:
     shared_memory: str = SHARED_MEMORY
     silence_s: float = SILENCE_S
 
+    def renamed(self, generation: int) -> NodesWanted:
+        """The same under other names: nobody may mistake a node for one that was lost."""
+        if not generation:
+            return self
+        return replace(self, names=tuple(f"{name}g{generation}" for name in self.names))
+
 
 def home() -> str:
     """Which machine, user and Spark executor this process is on: those alike can share files."""

@@ -84,7 +84,7 @@ class MoveRefused:
 
 @dataclass(frozen=True, slots=True)
 class Rested:
-    """An executor's report: nothing moves there any more."""
+    """An executor's report: nothing moves there any more; a sink's: all is published."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class SetCores:
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """Move nothing from now on, and say when the last move is done."""
+    """Move nothing from now on, and say when the last move is done, or all is published."""
 
 
 @dataclass(frozen=True, slots=True)

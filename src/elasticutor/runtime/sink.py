@@ -234,10 +234,10 @@ class SinkProcess:
         self._greeted.add(message.sender)
 
     def _on_tuples(self, message: Tuples) -> None:
-        if message.sender not in self._greeted:
-            raise BadValueError("tuples", "follow a greeting", message.sender)
         if message.attempt != self._attempt:
             return
+        if message.sender not in self._greeted:
+            raise BadValueError("tuples", "follow a greeting", message.sender)
         self._credits.require_credit(message.sender)
         if self._writes:
             message.packet.open(self._spec.schema)  # refused before anything has changed
@@ -307,6 +307,10 @@ class SinkProcess:
     def _on_peers(self, message: say.Peers) -> None:
         self._mail.know_all(message.book)
 
+    def _on_rest(self, message: say.Rest) -> None:
+        # In its place behind the last commit: so whoever waits for the run finds all published.
+        self._say(say.Rested())
+
     def _on_finish(self, message: say.Finish) -> None:
         self._finished = True
 
@@ -330,5 +334,6 @@ _HANDLERS: dict[type, Callable[[SinkProcess, Any], None]] = {
     BeginAttempt: SinkProcess._on_begin,
     CommitEpoch: SinkProcess._on_commit,
     say.Peers: SinkProcess._on_peers,
+    say.Rest: SinkProcess._on_rest,
     say.Finish: SinkProcess._on_finish,
 }

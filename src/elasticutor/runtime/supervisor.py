@@ -195,7 +195,7 @@ class Supervisor:
             number = message.number
             who = f"host {number} of sources and sinks{self._attendance.near(number)}"
             reason = "was lost, and has been started anew"
-            if self._recovers:
+            if self.recovers:
                 self.recovery.host_replaced(message, f"{who} {reason}")
             else:
                 self.fail(RunError(who, "go on", reason))
@@ -274,7 +274,7 @@ class Supervisor:
     def too_late(self, missing: Sequence[Peer], reason: str) -> None:
         """These have not answered for too long."""
         words = " | ".join([reason, *self.answers.explained()])
-        if missing and self._recovers:
+        if missing and self.recovers:
             self.recovery.too_late(missing, words)
         else:
             self.fail(RunError("run", "go on", f"does not: {words}"))
@@ -297,7 +297,8 @@ class Supervisor:
         )
 
     @property
-    def _recovers(self) -> bool:
+    def recovers(self) -> bool:
+        """Whether the run would go on after a loss."""
         going = (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.RECOVERING, RunPhase.DRAINING)
         return self.recovery.possible and self.phase in going
 
@@ -308,7 +309,7 @@ class Supervisor:
                 self.epochs.handle(co.ParticipantReady(who, attempt))
             case do.ReportPrepared(attempt, epoch, notes):
                 self.epochs.handle(co.ParticipantPrepared(who, attempt, epoch, notes))
-            case do.ReportFailure(attempt, reason) if self._recovers:
+            case do.ReportFailure(attempt, reason) if self.recovers:
                 self.recovery.failed(who, attempt, f"{who}: {reason}")
             case do.ReportFailure(_, reason):
                 self.fail(RunError(who, "go on", f"failed: {reason}"))
@@ -428,8 +429,8 @@ class Supervisor:
             self._drained()
             self.end()
             return
-        self._restless = set(self.executors)
-        for who in self.executors:
+        self._restless = {*self.executors, *self._attendance.sinks}
+        for who in self._restless:
             self._send(who, say.Rest())
 
     def _on_rested(self, who: Peer) -> None:
@@ -470,7 +471,7 @@ class Supervisor:
 
     def _on_failed(self, message: say.Failed) -> None:
         error = _unpickled(message)
-        if isinstance(error, ProtocolError) and self._recovers:
+        if isinstance(error, ProtocolError) and self.recovers:
             who, _, node = message.who.partition(" on node ")
             if node:  # the node goes on, and somebody waits for its answer in vain
                 attempt = self.coordinator.attempt
@@ -492,7 +493,7 @@ class Supervisor:
         last = f"\nIts last words:\n{message.said.rstrip()}" if message.said.strip() else ""
         reason = f"was lost: its process on node {message.node!r} ended ({how}){last}"
         named = who if message.task is None else f"{who}, task {message.task}"
-        if not self._recovers:
+        if not self.recovers:
             self.fail(RunError(named, "go on", reason))
         elif message.task is None:
             self.recovery.participant_lost(who, f"{named} {reason}")
@@ -504,7 +505,7 @@ class Supervisor:
         self._left.discard(node)
         used = {n for cores in self.cores.values() for n, count in cores.items() if count}
         used |= {placed.node for placed in self._attendance.placements.values()}
-        if self._recovers:
+        if self.recovers:
             self.recovery.node_lost(node, f"node {node!r} was lost: {reason}")
         elif node in used:
             self.fail(RunError(f"node {node!r}", "go on", f"was lost: {reason}"))
@@ -512,7 +513,7 @@ class Supervisor:
 
     def node_joined(self, node: NodeId) -> None:
         """A node is there that was not."""
-        if self._recovers:
+        if self.recovers:
             self.recovery.node_joined(node)
 
     def _on_run_ended(self, message: say.RunEnded) -> None:
@@ -521,7 +522,7 @@ class Supervisor:
 
     def hosts_lost(self, numbers: Sequence[int], error: Exception) -> None:
         """The job that hosts sources and sinks has ended; too early, if the run goes on."""
-        if self._recovers and self.phase is not RunPhase.STARTING:
+        if self.recovers and self.phase is not RunPhase.STARTING:
             self.recovery.hosts_lost(numbers, str(error))
         else:
             self.fail(error)
@@ -530,7 +531,7 @@ class Supervisor:
         """A host of sources and sinks has ended; if the run goes on, that was too early."""
         if number in self._attendance.hosts and self.phase not in _OVER:
             who, reason = f"host {number} of sources and sinks", f"was lost: it ended ({how})"
-            if self._recovers:
+            if self.recovers:
                 self.recovery.hosts_lost([number], f"{who} {reason}")
             else:
                 self.fail(RunError(who, "go on", reason))
@@ -563,7 +564,7 @@ class Supervisor:
         now = time.monotonic()
         if self.phase is not RunPhase.ENDED:
             self._attendance.beat()
-        if self._recovers:
+        if self.recovers:
             self.recovery.tick(now)
             self.epochs.tick(now, self.recovery.under_way)
         if self.phase is RunPhase.RUNNING:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.ids import NodeId
 from elasticutor.core.paradigm import Paradigm
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.cluster import (
@@ -22,7 +21,6 @@ from elasticutor.runtime.cluster import (
     BaseCluster,
 )
 from elasticutor.runtime.hosts import GIB, NodesWanted
-from elasticutor.runtime.hub import ClusterError
 from elasticutor.runtime.run import Run
 from elasticutor.runtime.supervisor import RunError, Supervisor
 from elasticutor.spark.jobs import EndsTask, LongJob, NodesTask
@@ -96,32 +94,23 @@ class Cluster(BaseCluster):
             schedule_s=schedule_s,
         )
 
-    def _start_nodes(self) -> None:
+    def _start_nodes(self, generation: int = 0) -> None:
         local = self._offer.local
-        names = ", ".join(self._wanted.names)
+        wanted = self._wanted.renamed(generation)
+        names = ", ".join(wanted.names)
         self._job = LongJob(
             self._spark.sparkContext,
             f"elasticutor-{self.id}",
             f"elasticutor: nodes {names} of {self._wanted.cores} cores each",
-            1 if local else len(self._wanted.names),
-            NodesTask(self._bootstrap, self._wanted, one_each=not local),
-            cpus=1 if local else self._wanted.cores,
+            1 if local else len(wanted.names),
+            NodesTask(self._bootstrap, wanted, one_each=not local),
+            cpus=1 if local else wanted.cores,
             ended=self._nodes_ended,
         )
 
     def _nodes_ended(self, reason: str) -> None:
         """The job that hosts the nodes is over; unless we have ended it, they are lost."""
-        why = reason or "the Spark job that hosts the nodes has ended"
-
-        def lose() -> None:
-            for node in [NodeId(name) for name in self.nodes]:
-                self._hub.lose_node(node, why)
-
-        if not self._stopped:
-            try:
-                self._hub.call(lose)
-            except ClusterError:
-                log.debug("the driver's thread is gone already")
+        self._all_nodes_lost(reason or "the Spark job that hosts the nodes has ended")
 
     def _why_not(self) -> str:
         if self._job is None or self._job.running:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
+import cloudpickle
 import pyarrow as pa
 from pyspark.errors import PySparkNotImplementedError
 from pyspark.sql import datasource as spark
@@ -18,7 +19,8 @@ from pyspark.sql.datasource import (
 )
 
 from elasticutor.errors import BadValueError
-from elasticutor.sinks import Sink, Writer
+from elasticutor.sinks import EpochWriter, Sink, SinkError, SinkRun, Writer
+from elasticutor.sinks.spool import Spool
 from elasticutor.spark.datasource.given import (
     Given,
     require_given,
@@ -39,21 +41,33 @@ _ARROW_WRITERS = tuple(
 class DataSourceSink(Sink):
     """Writes to any PySpark Python data source that has a writer: one for streams, or for batches.
 
-    Outputs are kept until there are `flush_rows` of them, until the oldest is about `flush_s` old,
-    or until an epoch ends. Then they are written and committed as one, as Spark does
-    with a micro-batch of one partition: `write`, then `commit` with its message; `abort` if either
-    fails, and the run fails with it. A writer for streams is told numbers that rise by 1 from 0
-    with every commit of the run. Every run counts anew, so a data source that skips numbers it has
-    seen needs a fresh place for each. A writer for batches is made anew for each commit.
+    In a run with a checkpoint, the outputs of an epoch are what a micro-batch of one partition is
+    to Spark: kept until the epoch ends (in memory, then in a temporary file), written with one
+    `write`, and committed when the checkpoint has the epoch. The batch id is the number of the
+    epoch: from 1, rising, with gaps where there were no outputs, and going on where it was when the
+    run is started again. The message that `write` returned is pickled into the checkpoint. After a
+    failure the last epoch is committed once more, by another process maybe, with the same message
+    and batch id. So, as with Spark itself, the data source shows every output once if it skips what
+    it has committed. A writer for batches is not told the number: it has to know by its message.
+    An epoch that is given up is aborted, unless the process that has written it is gone. A commit
+    that fails ends the run, and is tried again when the run is started again.
 
-    Rows are Spark's `Row`; Arrow writers get record batches.
+    In a run without a checkpoint, outputs are kept until there are `flush_rows` of them, until the
+    oldest is about `flush_s` old, or until the run ends. Then they are written and committed as
+    one; `abort` if either fails, and the run fails with it. A writer for streams is told numbers
+    that rise by 1 from 0 with every commit of the run. Every run counts anew, so a data source that
+    skips numbers it has seen needs a fresh place for each.
+
+    A writer for batches is made anew for each commit. Rows are Spark's `Row`; Arrow writers get
+    record batches.
 
     Args:
         source: The data source's class, or one that is made already.
         options: Its options, as for `df.writeStream.options`.
-        overwrite: Whether the first commit replaces what is there; the others always append.
-        flush_rows: How many rows are kept at most, give or take a batch.
-        flush_s: How old the oldest may become, about.
+        overwrite: Whether the first commit replaces what is there; the others always append. With
+            a checkpoint it is that of epoch 1, which is then written even if there are no outputs.
+        flush_rows: How many rows are kept at most, give or take a batch, without a checkpoint.
+        flush_s: How old the oldest may become, about, without a checkpoint.
 
     Raises:
         BadValueError: It is no data source, has no writer, does not survive pickling, or something
@@ -96,10 +110,16 @@ class DataSourceSink(Sink):
         self.flush_s = flush_s
 
     def open(self, task: int, schema: pa.Schema) -> Writer:
-        """A writer to the data source."""
-        return _CommittingWriter(
-            _Writers(self._given, schema, self.overwrite), self.flush_rows, self.flush_s
-        )
+        """A writer to the data source, as for a run without a checkpoint."""
+        writers = _Writers(self._given, schema, self.overwrite)
+        writers.have_first()
+        return _CommittingWriter(writers, self.flush_rows, self.flush_s)
+
+    def open_in(self, run: SinkRun, task: int, schema: pa.Schema) -> Writer:
+        """A writer that commits by epochs if there is a checkpoint, by rows and time if not."""
+        if not run.checkpointed:
+            return self.open(task, schema)
+        return _EpochCommits(_Writers(self._given, schema, self.overwrite), Spool(schema))
 
 
 class _Writers:
@@ -107,43 +127,64 @@ class _Writers:
 
     def __init__(self, given: Given, schema: pa.Schema, overwrite: bool) -> None:
         self.who = given.who
+        self.overwrite = overwrite
         self._given = given
         self._source = given.made()
         self._struct = to_spark(schema)
         self._rows = ArrowToRows(schema)
-        self._overwrite = overwrite
-        self._writer: Any = self._make()
+        self._ready: dict[bool, Any] = {}  # by whether it replaces what is there
 
-    def next(self) -> Any:
-        """The writer for the next commit."""
-        if self._writer is None:
-            self._writer = self._make()
-        return self._writer
+    def have_first(self) -> None:
+        """Make the writer for the first commit, so that what cannot be is refused early."""
+        self._ready = {self.overwrite: self._make(self.overwrite)}
 
-    def committed(self) -> None:
-        """From now on all is appended."""
-        if self._overwrite or not isinstance(self._writer, DataSourceStreamWriter):
-            self._writer = None
-        self._overwrite = False
+    def writer(self, *, first: bool) -> Any:
+        """A writer for the first commit, which may replace what is there, or for a later one."""
+        overwrite = first and self.overwrite
+        made = self._ready.pop(overwrite, None)
+        if made is None:
+            made = self._make(overwrite)
+        if isinstance(made, DataSourceStreamWriter):
+            self._ready = {overwrite: made}
+        return made
 
-    def input(self, batches: list[pa.RecordBatch]) -> Iterator[Any]:
-        """What the writer takes: record batches, or rows that are made as they are taken."""
-        if isinstance(self._writer, _ARROW_WRITERS):
-            return iter(batches)
-        return chain.from_iterable(map(self._rows.rows, batches))
+    def write(self, writer: Any, batches: Iterable[pa.RecordBatch]) -> WriterCommitMessage | None:
+        """Let a writer write; returns what it wants to be told when that is committed."""
+        arrow = isinstance(writer, _ARROW_WRITERS)
+        rows: Iterator[Any] = (
+            iter(batches) if arrow else chain.from_iterable(map(self._rows.rows, batches))
+        )
+        message: Any = writer.write(rows)
+        who = f"write of {self.who}"
+        # Spark's documentation allows None, though Spark itself does not.
+        return None if message is None else require_kind(who, message, WriterCommitMessage)
 
-    def _make(self) -> Any:
+    def _make(self, overwrite: bool) -> Any:
         """As Spark does for a stream; the writer for batches only if there is no other."""
         if self._given.has("streamWriter"):
             try:
-                writer = self._source.streamWriter(self._struct, self._overwrite)
+                writer = self._source.streamWriter(self._struct, overwrite)
             except PySparkNotImplementedError:
                 if not self._given.has("writer"):
                     raise
             else:
                 return require_kind(f"streamWriter of {self.who}", writer, DataSourceStreamWriter)
-        single = self._source.writer(self._struct, self._overwrite)
+        single = self._source.writer(self._struct, overwrite)
         return require_kind(f"writer of {self.who}", single, DataSourceWriter)
+
+
+def _end(writer: Any, how: str, message: WriterCommitMessage | None, number: int) -> None:
+    """Call `commit` or `abort`, with the number if it is a writer for streams."""
+    numbered = (number,) if isinstance(writer, DataSourceStreamWriter) else ()
+    getattr(writer, how)([message], *numbered)
+
+
+def _abort_after(error: Exception, writer: Any, message: Any, number: int) -> None:
+    """Abort what has failed; if that fails too, the error says so."""
+    try:
+        _end(writer, "abort", message, number)
+    except Exception as second:
+        error.add_note(f"and then, in abort: {type(second).__name__}: {second}")
 
 
 class _CommittingWriter(Writer):
@@ -180,31 +221,74 @@ class _CommittingWriter(Writer):
         if not self._kept:
             return
         batches, self._kept, self._rows = self._kept, [], 0
-        writer = self._writers.next()
+        writer = self._writers.writer(first=self._number == 0)
         message: WriterCommitMessage | None = None
         try:
-            message = self._written(writer, batches)
-            self._end(writer, "commit", message)
+            message = self._writers.write(writer, batches)
+            _end(writer, "commit", message, self._number)
         except Exception as error:
-            try:
-                self._end(writer, "abort", message)
-            except Exception as second:
-                error.add_note(f"and then, in abort: {type(second).__name__}: {second}")
+            _abort_after(error, writer, message, self._number)
             raise
         self._number += 1
-        self._writers.committed()
 
     def close(self) -> None:
         """Commit the last of it."""
         self.flush()
 
-    def _written(self, writer: Any, batches: list[pa.RecordBatch]) -> WriterCommitMessage | None:
-        message: Any = writer.write(self._writers.input(batches))
-        who = f"write of {self._writers.who}"
-        # Spark's documentation allows None, though Spark itself does not.
-        return None if message is None else require_kind(who, message, WriterCommitMessage)
 
-    def _end(self, writer: Any, how: str, message: WriterCommitMessage | None) -> None:
-        """Call `commit` or `abort`, with the number if it is a writer for streams."""
-        number = (self._number,) if isinstance(writer, DataSourceStreamWriter) else ()
-        getattr(writer, how)([message], *number)
+class _EpochCommits(EpochWriter):
+    """Writes an epoch's outputs when it ends, and commits them when it counts."""
+
+    def __init__(self, writers: _Writers, spool: Spool) -> None:
+        self._writers = writers
+        self._spool = spool
+        self._prepared: dict[int, tuple[Any, WriterCommitMessage | None]] = {}
+        """By epoch: the writer that wrote it, and what that wants to be told."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Keep a batch."""
+        if batch.num_rows:
+            self._spool.append(batch)
+
+    def prepare(self, epoch: int) -> bytes | None:
+        """Let the data source write all that is kept, if there is any."""
+        first = epoch == 1
+        if not self._spool.rows and not (first and self._writers.overwrite):
+            return None
+        writer = self._writers.writer(first=first)
+        try:
+            message = self._writers.write(writer, self._spool.batches())
+            note: bytes = cloudpickle.dumps(message)
+        except Exception as error:
+            _abort_after(error, writer, None, epoch)
+            raise
+        self._spool.clear()
+        self._prepared[epoch] = (writer, message)
+        return note
+
+    def commit(self, epoch: int, message: Any) -> None:
+        """Let the data source commit; by a writer that has not written it, if need be."""
+        told = _unpickled(message)
+        written = self._prepared.get(epoch)
+        writer = self._writers.writer(first=epoch == 1) if written is None else written[0]
+        _end(writer, "commit", told, epoch)
+        self._prepared.pop(epoch, None)
+
+    def abort(self) -> None:
+        """Forget what is kept, and abort what is written."""
+        self._spool.clear()
+        prepared, self._prepared = self._prepared, {}
+        for epoch, (writer, message) in prepared.items():
+            _end(writer, "abort", message, epoch)
+
+    def close(self) -> None:
+        """What is written stays: whoever comes next may have to commit it."""
+        self._spool.clear()
+
+
+def _unpickled(note: Any) -> WriterCommitMessage | None:
+    if not isinstance(note, bytes):
+        hint = "was it another kind of sink before?"
+        raise SinkError("commit message", "be that of a data source", note, hint)
+    message: WriterCommitMessage | None = cloudpickle.loads(note)  # of the run's own checkpoint
+    return message

@@ -54,9 +54,14 @@ class DataSourceSource(Source):
 
     After a failure the range that was being read is planned again with the same start and end
     (`readBetweenOffsets` for a simple reader), so the data source must give the same rows in the
-    same partitions again. It is told to `commit` a range when the next one is begun: all its tuples
-    have been sent by then, but not necessarily processed. The last range is never committed. So a
-    data source that deletes what is committed may be asked for more than it has.
+    same partitions again.
+
+    In a run with a checkpoint, the data source is told to `commit` a range when an epoch is
+    committed in which, or before which, all of it was read: nothing of it is asked for again, and
+    the data source may delete it. After a failure a commit may be left out; the next one covers it.
+
+    In a run without one, it is told so when the next range is begun: all tuples of the range have
+    been sent by then, but not necessarily processed. The last range is never committed.
 
     One process reads all partitions. The end of a range is what `latestOffset` says at the moment
     of asking, and several processes that each ask for themselves would hear different ends.
@@ -271,6 +276,8 @@ class _RangeReader(Reader):
         self._partition: _Partition | None = None
         self._read: str | None = None
         """The end of the range that is read, but not committed."""
+        self._committed = offset[0]
+        """Where the data source was last told to commit, or where it began."""
 
     def poll(self, now: float, max_rows: int) -> Offer | None:
         """Rows of the partition at hand; asks for a new range if the last one is read."""
@@ -292,6 +299,13 @@ class _RangeReader(Reader):
         """Nothing within a range; between two, until the data source may be asked again."""
         start, end, *_ = self.offset
         return 0.0 if start != end or self._may_ask(now) else self._asked + self._poll_s - now
+
+    def committed(self, offset: Place) -> None:
+        """Commit the ranges that are wholly before an epoch's end."""
+        start = offset[0]
+        if start != self._committed:
+            self._ranges.commit(json.loads(start))
+            self._committed = start
 
     def close(self) -> None:
         """Close the rows at hand, and stop the data source's reader."""
@@ -330,9 +344,9 @@ class _RangeReader(Reader):
         end = _text(self._who, self._ranges.end(json.loads(start)))
         if end == start:
             return False
-        if self._read is not None:
+        if self._read is not None and not self.checkpointed:
             self._ranges.commit(json.loads(self._read))
-            self._read = None
+        self._read = None
         self.offset = (start, end, 0, 0)
         return True
 
