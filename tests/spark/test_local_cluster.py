@@ -41,6 +41,22 @@ def test_a_run_over_two_spark_executors_moves_state_between_them_and_comes_to_th
     assert told["output_is_right"]
 
 
+def test_a_run_with_a_checkpoint_outlives_a_spark_executor_whose_successor_joins_as_a_new_node(
+    script: Script,
+) -> None:
+    node, pid = max(script.told("kept").items())
+    script.look()
+    executor = next(parent for parent in psutil.Process(pid).parents() if "java" in parent.name())
+    executor.kill()
+    told = script.told("survived")
+    assert told["before"] == ["n0", "n1"]
+    assert node not in told["after"]
+    assert len(told["after"]) == 2
+    assert told["rows"] > 0
+    assert told["state_is_right"]
+    assert told["output_is_right"]
+
+
 def test_a_spark_executor_that_is_killed_fails_the_run_by_the_name_of_its_node_and_leaves_nothing(
     script: Script,
 ) -> None:

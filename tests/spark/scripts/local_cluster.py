@@ -58,11 +58,38 @@ def _asked(run: Run) -> list[dict[str, Any]]:
     return [event for event in run.events("shard moved") if event["cause"] == "asked"]
 
 
+def survived(cluster: Cluster, told: Path) -> dict[str, Any]:
+    """A run with a checkpoint, of which a whole Spark executor is killed from outside."""
+    source = generator(None, rate=1_000)
+    topology = counting(source, collect=True)
+    run = cluster.submit(topology, checkpoint=told / "kept", epoch_interval=0.3, keep=True)
+    await_that(lambda: len(run.events("epoch committed")) > 1, "two epochs")
+    before = set(cluster.nodes)
+    tell(told, "kept", {node: seen.pid for node, seen in cluster._hub.nodes.items()})
+    await_that(lambda: run.events("recovered"), "the run to go on", 120.0)
+    await_that(lambda: len(cluster.nodes) == 2 and set(cluster.nodes) != before, "a node", 120.0)
+    epochs = len(run.events("epoch committed"))
+    await_that(lambda: len(run.events("epoch committed")) > epochs + 1, "two more epochs")
+    run.drain()
+    collected = run.collected("out")
+    sent = replace(source, rows=collected.num_rows)
+    result = {
+        "before": sorted(before),
+        "after": sorted(cluster.nodes),
+        "rows": collected.num_rows,
+        "state_is_right": run.state("count") == folded(sent),
+        "output_is_right": rows_of(collected) == steps(sent),
+    }
+    run.stop()
+    return result
+
+
 def main(told: Path) -> None:
     spark = local_session("local-cluster[2,3,1024]")
     with Cluster(spark, nodes=2, cores=2, schedule_s=0) as cluster:
         tell(told, "cluster", {"cluster": cluster.id})
         tell(told, "moved", moved_about(cluster, told / "journal"))
+        tell(told, "survived", survived(cluster, told))
         run = cluster.submit(counting(generator(None, rate=1_000)), journal=told / "endless")
         pids = {node: seen.pid for node, seen in cluster._hub.nodes.items()}
         tell(told, "running", pids)
