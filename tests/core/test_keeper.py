@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.ids import Attempt, Epoch, MoveId, NodeId, ShardId, TaskId
-from elasticutor.core.keeper import CopyOn, Errand, Keeper, ReadShard, SendSlice, WriteIncrement
+from elasticutor.core.keeper import (
+    CopyOn,
+    DropOn,
+    Errand,
+    FoldOn,
+    Keeper,
+    ReadShard,
+    SendSlice,
+    WriteIncrement,
+)
 from elasticutor.errors import BadValueError, StaleAttemptError
 from elasticutor.state.backend import MemoryBackend, Value
 from elasticutor.state.levels import Levels, Record
@@ -22,13 +31,20 @@ M1, M2 = MoveId(1), MoveId(2)
 
 
 def keeper(node: NodeId = NORTH, *, slice_records: int = 256) -> Keeper:
-    store = Levels.create(MemoryBackend(), attempt=A1, committed=E0)
+    store = Levels.create(MemoryBackend(), attempt=A1, committed=E0, slice_records=slice_records)
     return Keeper(node, store, slice_records=slice_records)
 
 
 def write(keeper: Keeper, epoch: Epoch, shard: ShardId = S0, **items: bytes | None) -> None:
     changes: list[tuple[bytes, Value]] = [(key.encode(), value) for key, value in items.items()]
     keeper.store.write(keeper.store.attempt, epoch, shard, changes)
+
+
+def changes(errands: list[Errand]) -> dict[ShardId, list[Record]]:
+    """What the only errand asks to write."""
+    [errand] = errands
+    assert isinstance(errand, WriteIncrement)
+    return {shard: list(records) for shard, records in errand.shards.items()}
 
 
 def state_of(keeper: Keeper) -> dict[str, Any]:
@@ -43,7 +59,7 @@ class Pair:
         self.north = keeper(NORTH, slice_records=slice_records)
         self.south = keeper(SOUTH, slice_records=slice_records)
         self.slices: deque[SendSlice] = deque()
-        self.copies: deque[tuple[Keeper, MoveId]] = deque()
+        self.slow: deque[tuple[Keeper, CopyOn | FoldOn | DropOn]] = deque()
         self.events: list[Any] = []
 
     def at(self, node: NodeId) -> Keeper:
@@ -53,8 +69,8 @@ class Pair:
         for errand in errands:
             if isinstance(errand, SendSlice):
                 self.slices.append(errand)
-            elif isinstance(errand, CopyOn):
-                self.copies.append((keeper, errand.move))
+            elif isinstance(errand, CopyOn | FoldOn | DropOn):
+                self.slow.append((keeper, errand))
             else:
                 self.events.append(errand)
 
@@ -67,13 +83,13 @@ class Pair:
         keeper = self.at(piece.node)
         self.run(keeper, keeper.receive(piece))
 
-    def copy_on(self) -> None:
-        keeper, move = self.copies.popleft()
-        self.run(keeper, keeper.copy_on(move))
+    def go_on(self) -> None:
+        keeper, errand = self.slow.popleft()
+        self.run(keeper, keeper.go_on(errand))
 
     def settle(self) -> None:
-        while self.slices or self.copies:
-            self.deliver() if self.slices else self.copy_on()
+        while self.slices or self.slow:
+            self.deliver() if self.slices else self.go_on()
 
     def begin(self, move: MoveId = M1, source: NodeId = NORTH, target: NodeId = SOUTH) -> None:
         self.order(do.OpenShard(target, move, S0))
@@ -84,6 +100,7 @@ class Pair:
         self.order(do.SendRest(source, move, S0, target))
         self.settle()
         self.order(do.DropShard(source, S0))
+        self.settle()
 
 
 # Moving a shard -----------------------------------------------------------------------------------
@@ -144,8 +161,8 @@ def test_no_event_is_sent_before_the_last_slice() -> None:
     pair = Pair(slice_records=1)
     write(pair.north, E1, a=b"", b=b"")
     pair.begin()
-    while pair.copies:
-        pair.copy_on()
+    while pair.slow:
+        pair.go_on()
     pair.events.clear()
     for _ in range(2):
         pair.deliver()
@@ -194,7 +211,7 @@ meanwhile = st.lists(
     st.one_of(
         st.tuples(st.just("write"), st.dictionaries(keys, st.none() | st.just(b"new"))),
         st.tuples(st.sampled_from(["seal", "north commits", "south commits"]), st.just({})),
-        st.tuples(st.sampled_from(["copy", "deliver"]), st.just({})),
+        st.tuples(st.sampled_from(["go on", "go on", "deliver"]), st.just({})),
     ),
     max_size=20,
 )
@@ -224,18 +241,18 @@ def test_a_move_takes_every_change_along_whatever_happens_meanwhile(
             pair.order(do.CommitStore(NORTH, Epoch(sealed)))
         elif what == "south commits":
             pair.order(do.CommitStore(SOUTH, Epoch(sealed)))
-        elif what == "copy" and pair.copies:
-            pair.copy_on()
+        elif what == "go on" and pair.slow:
+            pair.go_on()
         elif what == "deliver" and pair.slices:
             pair.deliver()
     pair.settle()
     expected = pair.north.store.contents()
     persist = do.PersistIncrement(NORTH, A1, Epoch(sealed + 1), (S0,))
-    increment = pair.north.handle(persist)
+    increment = changes(pair.north.handle(persist))
     pair.end()
     assert pair.south.store.contents() == expected
     assert pair.north.store.contents() == {}
-    assert pair.south.handle(persist) == increment
+    assert changes(pair.south.handle(persist)) == increment
 
 
 # What was given up --------------------------------------------------------------------------------
@@ -251,7 +268,7 @@ def test_rolling_back_returns_to_the_base_and_says_so() -> None:
     write(north, E1, S1, b=b"1")
     write(north, E2, a=b"2")
     answer = north.handle(do.RollBackStore(NORTH, A2, E1, (S0,)))
-    assert answer == [ev.StoreRolledBack(NORTH, A2)]
+    assert answer == [ev.StoreRolledBack(NORTH, A2), FoldOn(E1)]
     assert north.store.contents() == {b"a": b"1"}
     assert (north.store.attempt, north.store.committed) == (A2, E1)
 
@@ -314,7 +331,7 @@ def test_an_increment_is_what_the_named_shards_changed_in_the_epoch() -> None:
     [increment] = north.handle(do.PersistIncrement(NORTH, A1, E1, (S0, ShardId(2))))
     assert isinstance(increment, WriteIncrement)
     assert (increment.attempt, increment.epoch) == (A1, E1)
-    assert increment.shards == {S0: (Record(b"a", E1, b"1"), Record(b"b", E1, None))}
+    assert changes([increment]) == {S0: [Record(b"a", E1, b"1"), Record(b"b", E1, None)]}
     assert north.written(increment) == [ev.IncrementPersisted(NORTH, A1, E1, 2 + 1)]
 
 
@@ -335,26 +352,25 @@ def test_an_increment_is_as_it_was_when_it_was_asked_for(how: str) -> None:
         north.handle(do.DropShard(NORTH, S0))
     else:
         roll_back(north)
-    assert increment.shards == {S0: (Record(b"a", E1, b"1"),)}
+    assert changes([increment]) == {S0: [Record(b"a", E1, b"1")]}
     assert north.written(increment) == [ev.IncrementPersisted(NORTH, A1, E1, 2)]
 
 
 def test_an_increment_without_changes_is_made_durable_too() -> None:
     north = keeper()
     [increment] = north.handle(do.PersistIncrement(NORTH, A1, E1, (S0,)))
-    assert increment == WriteIncrement(A1, E1, {})
     assert isinstance(increment, WriteIncrement)
+    assert (increment.attempt, increment.epoch, increment.shards) == (A1, E1, {})
     assert north.written(increment) == [ev.IncrementPersisted(NORTH, A1, E1, 0)]
 
 
-def test_a_commit_folds_the_epoch_and_answers_nothing() -> None:
+def test_an_increment_that_nobody_reads_is_let_go_of() -> None:
+    """Without a checkpoint there is nothing to write."""
     north = keeper()
     write(north, E1, a=b"1")
-    write(north, E2, a=b"2")
-    assert north.handle(do.CommitStore(NORTH, E1)) == []
-    assert north.store.committed == E1
-    roll_back(north, S0)
-    assert north.store.contents() == {b"a": b"1"}
+    [increment] = north.handle(do.PersistIncrement(NORTH, A1, E1, (S0,)))
+    assert isinstance(increment, WriteIncrement)
+    assert north.written(increment) == [ev.IncrementPersisted(NORTH, A1, E1, 0)]
 
 
 def test_a_shard_is_restored_from_the_checkpoint() -> None:
@@ -394,6 +410,8 @@ def test_what_comes_from_the_checkpoint_unasked_is_refused(how: str) -> None:
         do.OpenStore(NORTH, A1, E0),
         ev.ShardOpened(M1),
         CopyOn(M1),
+        FoldOn(E1),
+        DropOn(S0),
         "drop everything",
         None,
     ],

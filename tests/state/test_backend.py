@@ -199,6 +199,57 @@ def test_drop_empties_one_shard_of_one_table(backend: Backend) -> None:
     assert backend.scan("t", S0) == [(b"new", b"2")]
 
 
+def test_some_shards_and_some_records_can_be_asked_for_and_dropped(backend: Backend) -> None:
+    for shard in (S0, S1, S2):
+        backend.put("t", shard, [(b"a", b"1"), (b"b", None), (b"c", b"3")])
+    assert (len(backend.shards("t", 2)), backend.shards("t", 0)) == (2, ())
+    assert backend.drop("t", S0, 2) == 2
+    assert backend.scan("t", S0) == [(b"c", b"3")]
+    assert (backend.drop("t", S0, 2), backend.drop("t", S0, 2)) == (1, 0)
+    assert (backend.drop("t", S1), backend.drop("t", S1)) == (3, 0)
+    assert backend.shards("t") == (S2,)
+
+
+def test_moved_records_go_over_those_of_the_same_keys_and_deletions_leave_no_trace(
+    backend: Backend,
+) -> None:
+    backend.put("t", S0, [(b"a", b"new"), (b"b", None), (b"c", b""), (LONG, b"new"), (b"x", None)])
+    backend.put("t", S1, [(b"a", b"of another shard")])
+    backend.put("u", S0, [(b"a", b"old"), (b"b", b"old"), (LONG, b"old"), (b"z", b"kept")])
+    assert backend.move("t", "u", S0, 2) == 2
+    assert backend.get("u", S0, b"a") == b"new"
+    assert [key for key, _ in backend.scan("t", S0)] == [b"c", b"x", LONG]
+    assert backend.get("u", S0, b"b") is MISSING
+    assert (backend.move("t", "u", S0, 9), backend.move("t", "u", S0, 9)) == (3, 0)
+    expected = {b"a": b"new", b"c": b"", LONG: b"new", b"z": b"kept"}
+    assert dict(backend.scan("u", S0)) == expected
+    assert (backend.shards("t"), backend.shards("u")) == ((S1,), (S0,))
+
+
+def test_a_long_key_that_was_deleted_is_moved_as_such(backend: Backend) -> None:
+    backend.put("t", S0, [(LONG, None)])
+    backend.put("u", S0, [(LONG, b"old"), (LONG + b"a", b"kept")])
+    assert backend.move("t", "u", S0, 1) == 1
+    assert backend.scan("u", S0) == [(LONG + b"a", b"kept")]
+
+
+def test_what_is_held_stays_as_it_was_whatever_happens(backend: Backend) -> None:
+    backend.put("t", S0, [(b"a", b"1"), (b"b", None), (LONG, b"long")])
+    backend.put("t", S1, [(b"not asked for", b"1")])
+    held, forgotten = backend.hold("t", [S0, S2]), backend.hold("t", [S0])
+    backend.put("t", S0, [(b"a", b"2"), (b"new", b"2")])
+    backend.put("t", S2, [(b"new", b"2")])
+    backend.move("t", "u", S0, 1)
+    backend.drop("t", S0)
+    forgotten.release()
+    found = held.read()
+    assert found.keys() == {S0}
+    keys, values = found[S0]
+    assert dict(zip(keys, values, strict=True)) == {b"a": b"1", b"b": None, LONG: b"long"}
+    held.release()
+    assert backend.hold("t", []).read() == {}
+
+
 keys = st.binary(max_size=3)
 values = st.none() | st.binary(max_size=3)
 places = st.tuples(st.sampled_from(["t", "u"]), st.sampled_from([S0, S1]))
@@ -207,6 +258,7 @@ steps = st.lists(
         st.tuples(st.just("put"), places, st.dictionaries(keys, values, max_size=5)),
         st.tuples(st.just("remove"), places, st.sets(keys, max_size=5)),
         st.tuples(st.just("drop"), places, st.just(())),
+        st.tuples(st.just("move"), places, st.just(())),
     ),
     max_size=12,
 )
@@ -230,8 +282,17 @@ def test_any_sequence_of_changes_leaves_what_a_dictionary_would_hold(
             elif what == "remove":
                 backend.remove(*place, list(content))
                 model[place] = {k: v for k, v in records.items() if k not in content}
+            elif what == "move":
+                table, shard = place
+                first = sorted(records)[:3]
+                target = model.setdefault(("u" if table == "t" else "t", shard), {})
+                target.update({key: records[key] for key in first})
+                for key in first:
+                    if records.pop(key) is None:
+                        del target[key]
+                assert backend.move(table, "u" if table == "t" else "t", shard, 3) == len(first)
             else:
-                backend.drop(*place)
+                assert backend.drop(*place) == len(records)
                 records.clear()
         for place, records in model.items():
             assert backend.scan(*place) == sorted(records.items(), key=lambda item: item[0])

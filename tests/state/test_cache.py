@@ -1,5 +1,6 @@
 import pickle
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -28,6 +29,14 @@ class CountingStore(Levels):
         super().__init__(backend)
         self.reads: list[tuple[ShardId, bytes]] = []
         self.writes: list[tuple[ShardId, dict[bytes, Value]]] = []
+        self.transactions: list[int] = []
+        """How many records each of them wrote."""
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        self.transactions.append(0)
+        with super().together():
+            yield
 
     def read(self, shard: ShardId, key: bytes) -> Value:
         self.reads.append((shard, key))
@@ -42,6 +51,7 @@ class CountingStore(Levels):
     ) -> None:
         super().write(attempt, epoch, shard, items)
         self.writes.append((shard, dict(items)))
+        self.transactions[-1] += len(items)
 
 
 @pytest.fixture
@@ -49,8 +59,15 @@ def store() -> CountingStore:
     return CountingStore()
 
 
-def cache_of(store: Levels, *, max_keys: int = 1_000_000) -> StateCache:
-    return StateCache(store, Codec(str.encode), A1, Epoch(store.committed + 1), max_keys=max_keys)
+def cache_of(store: Levels, *, max_keys: int = 1_000_000, slice_records: int = 512) -> StateCache:
+    return StateCache(
+        store,
+        Codec(str.encode),
+        A1,
+        Epoch(store.committed + 1),
+        max_keys=max_keys,
+        slice_records=slice_records,
+    )
 
 
 def stored(store: Levels) -> dict[str, Any]:
@@ -440,12 +457,14 @@ steps = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(steps, st.integers(1, 5))
+@given(steps, st.integers(1, 5), st.integers(1, 4))
 def test_a_cache_is_a_dictionary_whatever_is_written_and_forgotten_meanwhile(
-    steps: list[tuple[str, str, Any]], max_keys: int
+    steps: list[tuple[str, str, Any]], max_keys: int, slice_records: int
 ) -> None:
-    store = Levels.create(MemoryBackend(), attempt=A1, committed=Epoch(0))
-    cache = cache_of(store, max_keys=max_keys)
+    store = Levels.create(
+        MemoryBackend(), attempt=A1, committed=Epoch(0), slice_records=slice_records
+    )
+    cache = cache_of(store, max_keys=max_keys, slice_records=slice_records)
     model: dict[str, Any] = {}
     for what, key, value in steps:
         shard = shard_of(key) if key else S0
@@ -479,7 +498,8 @@ def test_a_cache_is_a_dictionary_whatever_is_written_and_forgotten_meanwhile(
             case "restart":
                 cache.flush()
                 store.commit(cache.epoch)
-                cache = cache_of(store, max_keys=max_keys)
+                store.fold()
+                cache = cache_of(store, max_keys=max_keys, slice_records=slice_records)
 
     cache.flush()
     assert {key.decode() for key in store.contents()} == model.keys()

@@ -23,13 +23,21 @@ A1, A2 = Attempt(1), Attempt(2)
 
 
 def levels(committed: int = 0, attempt: int = 1) -> Levels:
-    return Levels.create(MemoryBackend(), attempt=Attempt(attempt), committed=Epoch(committed))
+    return Levels.create(
+        MemoryBackend(), attempt=Attempt(attempt), committed=Epoch(committed), slice_records=1
+    )
 
 
 def shared_levels(opened: ExitStack, committed: int = 0) -> Levels:
     path = opened.enter_context(TemporaryDirectory())
     backend = opened.enter_context(LmdbBackend.create(path, map_size=2**24))
-    return Levels.create(backend, attempt=A1, committed=Epoch(committed))
+    return Levels.create(backend, attempt=A1, committed=Epoch(committed), slice_records=1)
+
+
+def fold_all(store: Levels) -> None:
+    while store.fold():
+        pass
+    assert store.folding == ()
 
 
 def write(store: Levels, epoch: int, shard: ShardId = S0, **items: bytes | None) -> None:
@@ -61,7 +69,7 @@ some_values = st.none() | st.sampled_from([b"", b"1", b"22"])
 
 
 class LevelsMachine(RuleBasedStateMachine):
-    """Levels against a history of what each epoch wrote."""
+    """Levels against a history of what each epoch wrote, while it is folded record by record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,6 +95,25 @@ class LevelsMachine(RuleBasedStateMachine):
         self.store.commit(epoch)
         self.committed = max(self.committed, epoch)
 
+    @rule(slices=st.integers(1, 3))
+    def fold(self, slices: int) -> None:
+        for _ in range(slices):
+            assert self.store.fold() == bool(self.store.folding)
+
+    @rule(slice_records=st.integers(1, 3))
+    def attach_anew(self, slice_records: int) -> None:
+        """Whoever folded was killed: all that matters is in the backend."""
+        self.store = Levels(self.store._backend, slice_records=slice_records)
+
+    @rule(shard=shards, ahead=st.integers(-3, 3), data=st.data())
+    def merge(self, shard: ShardId, ahead: int, data: st.DataObject) -> None:
+        items = data.draw(st.dictionaries(st.sampled_from(KEYS[shard]), some_values))
+        epoch = Epoch(self.committed + ahead)
+        self.store.merge(shard, [Record(key, epoch, value) for key, value in items.items()])
+        # What is committed already comes to be the newest that is.
+        level = self.history.setdefault(max(epoch, self.committed), {})
+        level.update({(shard, k): v for k, v in items.items()})
+
     @rule(ahead=st.integers(0, 3), keep=st.sets(shards))
     def roll_back(self, ahead: int, keep: set[ShardId]) -> None:
         base = Epoch(self.committed + ahead)
@@ -96,9 +123,20 @@ class LevelsMachine(RuleBasedStateMachine):
         self.history = {e: level for e, level in self.history.items() if e <= base}
         self.forget([shard for shard in SHARDS if shard not in keep])
 
-    @rule(shard=shards)
-    def drop(self, shard: ShardId) -> None:
-        self.store.drop(shard)
+    @rule()
+    def roll_back_to_before_the_newest_commit(self) -> None:
+        self.attempt, self.committed = Attempt(self.attempt + 1), Epoch(self.committed - 1)
+        self.store.roll_back(self.attempt, self.committed, [])
+        self.history = {}
+
+    @rule(shard=shards, at_once=st.booleans(), folds=st.booleans())
+    def drop(self, shard: ShardId, at_once: bool, folds: bool) -> None:
+        if at_once:
+            self.store.drop(shard)
+        else:
+            while self.store.drop_some(shard):
+                if folds:
+                    self.store.fold()
         self.forget([shard])
 
     @rule(shard=shards, ahead=st.integers(-1, 3))
@@ -370,11 +408,14 @@ writes = st.tuples(
     st.dictionaries(st.sampled_from(MOVED_KEYS), some_values, min_size=1, max_size=3),
 )
 commits = st.tuples(st.just("commit"), st.integers(1, 2), st.just(NOTHING))
+folds = st.tuples(st.just("fold"), st.integers(1, 9), st.just(NOTHING))
 meanwhile = st.lists(
     st.one_of(
         writes,
         commits,
         st.tuples(st.just("commit there"), st.integers(1, 2), st.just(NOTHING)),
+        folds,
+        st.tuples(st.just("fold there"), st.integers(1, 9), st.just(NOTHING)),
         st.tuples(st.just("copy"), st.integers(1, 3), st.just(NOTHING)),
         st.tuples(st.just("deliver"), st.just(0), st.just(NOTHING)),
     ),
@@ -399,6 +440,10 @@ class ShardMove:
             self.source.commit(Epoch(self.source.committed + number))
         elif what == "commit there":
             self.destination.commit(Epoch(self.destination.committed + number))
+        elif what in ("fold", "fold there"):
+            store = self.source if what == "fold" else self.destination
+            for _ in range(number):
+                store.fold()
         elif what == "copy":
             self.copy(limit=number)
         elif self.under_way:
@@ -419,7 +464,7 @@ class ShardMove:
 
 @settings(max_examples=400, deadline=None)
 @given(
-    st.lists(st.one_of(writes, commits), max_size=8),
+    st.lists(st.one_of(writes, commits, folds), max_size=8),
     meanwhile,
     st.integers(1, 3),
     st.integers(0, 3),
@@ -432,7 +477,7 @@ def test_a_shard_copied_while_it_changes_arrives_as_it_is(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.one_of(writes, commits), max_size=8),
+    st.lists(st.one_of(writes, commits, folds), max_size=8),
     meanwhile,
     st.integers(1, 3),
     st.integers(0, 3),
@@ -466,11 +511,14 @@ def expect_arrival_as_it_is(
     for store in (source, destination):
         store.roll_back(A2, Epoch(sealed + ahead), keep=[S0])
     assert destination.contents() == source.contents()
+    for store in (source, destination):
+        fold_all(store)
+    assert destination.contents() == source.contents()
     assert copy_all(destination, S0) == copy_all(source, S0)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.one_of(writes, commits), max_size=8), meanwhile, st.integers(1, 3))
+@given(st.lists(st.one_of(writes, commits, folds), max_size=8), meanwhile, st.integers(1, 3))
 def test_a_moved_shard_is_the_same_after_both_have_committed(
     before: list[Step], meanwhile: list[Step], limit: int
 ) -> None:
@@ -484,6 +532,8 @@ def test_a_moved_shard_is_the_same_after_both_have_committed(
     expected = move.source.contents()
     for store in (move.source, move.destination):
         store.commit(Epoch(1000))
+        assert store.contents() == expected
+        fold_all(store)
         assert store.contents() == expected
     assert move.destination.shards() == move.source.shards()
     assert copy_all(move.destination, S0) == copy_all(move.source, S0)
@@ -523,7 +573,7 @@ class Diary(MemoryBackend):
     reading = transaction
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("get", "put", "remove", "scan", "shards", "drop", "load", "save"):
+        if name in ("get", "put", "remove", "scan", "shards", "drop", "move", "load", "save"):
             self.calls.append((name, self._depth and self.outermost))
         return super().__getattribute__(name)
 
@@ -540,11 +590,14 @@ def refused(act: Callable[[], object]) -> None:
         lambda store: refused(lambda: store.write(A1, Epoch(6), S0, [(b"a", b"3")])),
         lambda store: refused(lambda: store.write(A2, Epoch(3), S0, [(b"a", b"3")])),
         lambda store: store.commit(Epoch(5)),
+        lambda store: store.fold(),
+        lambda store: store.increment(Epoch(5), S1),
         lambda store: store.roll_back(Attempt(3), Epoch(4), keep=[S0]),
         lambda store: store.watch(S1),
         lambda store: store.unwatch(S0),
         lambda store: store.merge(S0, [Record(b"a", Epoch(e), b"") for e in (1, 4, 6)]),
         lambda store: store.drop(S0),
+        lambda store: store.drop_some(S0),
         lambda store: store.read(S0, b"never"),
         lambda store: store.copy(S0),
         lambda store: list(store.changed_records(S0)),
@@ -555,14 +608,16 @@ def refused(act: Callable[[], object]) -> None:
 def test_whatever_is_asked_of_the_store_is_one_transaction(act: Callable[[Levels], object]) -> None:
     """Another process may write, commit and roll back between any two."""
     backend = Diary()
-    store = Levels.create(backend, attempt=A2, committed=Epoch(3))
+    store = Levels.create(backend, attempt=A2, committed=Epoch(2))
+    write(store, 3, a=b"0", b=b"0")
+    store.commit(Epoch(3))
     store.watch(S0)
     write(store, 4, a=b"1", b=b"1")
     write(store, 5, shard=S1, x=None)
     backend.calls.clear()
     backend.outermost = 0
     act(store)
-    assert len(backend.calls) > 1
+    assert backend.calls
     assert {within for _, within in backend.calls} == {1}
 
 

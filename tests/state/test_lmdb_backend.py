@@ -8,6 +8,7 @@ import pickle
 import resource
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -279,6 +280,47 @@ def test_a_reading_sees_one_moment_and_the_next_one_sees_what_came_since(
             assert keeper.read(S0, b"k") is None
         assert keeper.read(S0, b"k") == b"one"
         task.send(None)
+
+
+# What is held for another thread -----------------------------------------------------------------
+
+
+def test_another_thread_reads_what_was_held_while_this_one_writes(backend: LmdbBackend) -> None:
+    before = [(b"%05d" % number, b"before") for number in range(5000)]
+    for shard in (S0, S1):
+        backend.put("t", shard, before)
+    held = backend.hold("t", [S0, S1])
+    with ThreadPoolExecutor(1) as others:
+        found = others.submit(held.read)
+        writes = 0
+        while not found.done() or writes < 10:
+            backend.put("t", S0, [(key, b"after") for key, _ in before[:50]])
+            backend.drop("t", S1, 50)
+            writes += 1
+    keys, values = [key for key, _ in before], [value for _, value in before]
+    assert found.result() == {S0: (keys, values), S1: (keys, values)}
+    assert backend.get("t", S0, keys[0]) == b"after"
+
+
+def test_what_was_held_cannot_be_read_after_the_store_is_closed(tmp_path: Path) -> None:
+    with LmdbBackend.create(str(tmp_path), map_size=2**20) as backend:
+        backend.put("t", S0, [(b"k", b"1")])
+        held = backend.hold("t", [S0])
+    with pytest.raises(ProtocolError, match="store must be open while it is read"):
+        held.read()
+    held.release()
+
+
+def test_pages_are_used_again_once_what_was_held_is_read_or_released(tmp_path: Path) -> None:
+    with LmdbBackend.create(str(tmp_path), map_size=2**22) as backend:
+        for number in range(20):  # ten times what the map can hold
+            backend.put("t", S0, MANY)
+            held = backend.hold("t", [S0])
+            if number % 2:
+                assert held.read()[S0][0] == [key for key, _ in MANY]
+            held.release()
+            backend.drop("t", S0)
+        assert backend.shards("t") == ()
 
 
 # The end of room --------------------------------------------------------------------------------

@@ -24,9 +24,13 @@ def new_store() -> Levels:
     return Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
 
 
-def new_cache(store: Levels | None = None, max_keys: int = 1_000_000) -> StateCache:
+def new_cache(
+    store: Levels | None = None, max_keys: int = 1_000_000, slice_records: int = 512
+) -> StateCache:
     store = new_store() if store is None else store
-    return StateCache(store, CODEC, Attempt(1), Epoch(1), max_keys=max_keys)
+    return StateCache(
+        store, CODEC, Attempt(1), Epoch(1), max_keys=max_keys, slice_records=slice_records
+    )
 
 
 def handle(cache: StateCache, keys: list[int], kind: Any = np.int64) -> KeyArray:
@@ -85,12 +89,12 @@ steps = st.lists(
 )
 
 
-@given(steps, st.booleans())
+@given(steps, st.booleans(), st.integers(1, 5))
 def test_whatever_is_done_states_are_as_in_a_dictionary(
-    done: list[tuple[str, Any]], as_objects: bool
+    done: list[tuple[str, Any]], as_objects: bool, slice_records: int
 ) -> None:
     store = new_store()
-    cache, model = new_cache(store, max_keys=5), dict[int, int]()
+    cache, model = new_cache(store, 5, slice_records), dict[int, int]()
     for what, argument in done:
         if what == "set":
             put(cache, argument)
@@ -142,6 +146,36 @@ def test_only_what_has_changed_is_written_and_once() -> None:
     put(cache, {0: 2})
     assert cache.flush_shard(ShardId(1)) == 0
     assert cache.flush_shard(S0) == both // 2
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_a_flush_in_slices_writes_every_state_into_its_shard(size: int) -> None:
+    store = new_store()
+    cache = new_cache(store, slice_records=size)
+    states = {key: key + 1 for key in range(20)}
+    put(cache, states)
+    cache.flush()
+    put(cache, {7: 700})  # of a key that has been written before
+    assert cache.flush() == len(CODEC.dump_key(7)) + len(CODEC.dump(bytes(8)))
+    assert not cache.dirty
+    states[7] = 700
+    found = {
+        CODEC.load(record.key): int.from_bytes(CODEC.load(record.value), "little")
+        for shard in range(SHARDS)
+        for record in store.increment(Epoch(1), ShardId(shard))
+        if CODEC.load(record.key) % SHARDS == shard and record.value is not None
+    }
+    assert found == states
+
+
+def test_states_are_written_after_the_arrays_have_grown_too() -> None:
+    store = new_store()
+    cache = new_cache(store)
+    for end in (10, 3000):
+        put(cache, {key: key + end for key in range(end)})
+        cache.flush()
+    assert numbers(handle(new_cache(store), [0, 9, 10, 2999])) == [3000, 3009, 3010, 5999]
+    assert len(store.contents()) == 3000
 
 
 def test_to_look_leaves_no_state_behind() -> None:
