@@ -68,8 +68,9 @@ class Attendance:
             self.send(who, message)
 
     def introduce(self) -> None:
-        """Let everybody know where everybody is."""
-        self.send_all(say.Peers(dict(self.book)))
+        """Let everybody know where everybody is, and every node."""
+        nodes = {f"node {node}": seen.endpoint for node, seen in self._hub.nodes.items()}
+        self.send_all(say.Peers({**nodes, **self.book}))
 
     def start_executor(self, who: Peer) -> None:
         """Have an executor's main process started, on the node that it is placed on."""

@@ -35,7 +35,7 @@ from elasticutor.runtime.failures import described_end
 from elasticutor.runtime.hosts import Bootstrap, NodesWanted, host_ends, host_nodes
 from elasticutor.runtime.hub import ClusterError, Hub
 from elasticutor.runtime.journal import Journal
-from elasticutor.runtime.keeping import keeping_of, opened
+from elasticutor.runtime.keeping import keeping_of, opened, release
 from elasticutor.runtime.run import Run
 from elasticutor.runtime.scheduling import CoreScheduler
 from elasticutor.runtime.security import ClusterKeys
@@ -293,7 +293,7 @@ class BaseCluster(ABC):
             supervisor = self._hub.call(make)
         except BaseException:
             if kept is not None:
-                kept.release()
+                release(kept)
             raise
         started = Run(self._hub, supervisor)
         try:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticutor.core import coordinator as co
 from elasticutor.core.ids import Attempt, Epoch, Peer
+from elasticutor.runtime.keeping import release
 from elasticutor.state.checkpoint import Checkpoint, StateFile
 
 if TYPE_CHECKING:
@@ -274,19 +275,19 @@ class _Clerk:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        renew_at = time.monotonic() + _RENEW_S
         while True:
             try:
-                job = self._jobs.get(timeout=_RENEW_S)
+                job = self._jobs.get(timeout=max(0.0, renew_at - time.monotonic()))
+                if job is None:
+                    break
+                job()
             except queue.Empty:
+                pass
+            if time.monotonic() >= renew_at:
+                renew_at = time.monotonic() + _RENEW_S
                 self._renew()
-                continue
-            if job is None:
-                break
-            job()
-        try:
-            self._checkpoint.release()
-        except Exception as error:
-            log.warning("the checkpoint could not be released: %s", error)
+        release(self._checkpoint)
 
     def _renew(self) -> None:
         try:

@@ -9,10 +9,13 @@ import cloudpickle
 from elasticutor.operator import Operator
 from elasticutor.runtime.specs import Keeping
 from elasticutor.schemas import to_arrow
-from elasticutor.state.checkpoint import Checkpoint, StateForm
+from elasticutor.state.checkpoint import Checkpoint, InUseError, Location, StateForm
 from elasticutor.topology import OperatorPlan, Plan
 
 log = logging.getLogger(__name__)
+
+_OPEN: dict[str, str] = {}
+"""The checkpoints that runs of this process have, and which: a claim cannot tell them apart."""
 
 
 def form_of(operator: OperatorPlan) -> StateForm:
@@ -34,12 +37,31 @@ def opened(uri: str, run: str, plan: Plan, epoch: int | None) -> Checkpoint:
     Raises:
         CheckpointError: It is damaged, does not fit, or is in use.
     """
-    return Checkpoint.open(
-        uri,
-        run=run,
-        topology=plan.name,
-        forms=[form_of(operator) for operator in plan.operators],
-        sources={source.name: source.tasks for source in plan.sources},
-        epoch=epoch,
-        say=log.warning,
-    )
+    where = Location.at(uri).uri
+    holder = _OPEN.setdefault(where, run)
+    if holder != run:
+        hint = "stop that run, or give this one another location"
+        raise InUseError(f"checkpoint {where}", "be free", f"run {holder}, of this process", hint)
+    try:
+        return Checkpoint.open(
+            uri,
+            run=run,
+            topology=plan.name,
+            forms=[form_of(operator) for operator in plan.operators],
+            sources={source.name: source.tasks for source in plan.sources},
+            epoch=epoch,
+            say=log.warning,
+        )
+    except BaseException:
+        _OPEN.pop(where, None)
+        raise
+
+
+def release(checkpoint: Checkpoint) -> None:
+    """Let others have a checkpoint."""
+    try:
+        checkpoint.release()
+    except Exception as error:
+        log.warning("the checkpoint could not be released: %s", error)
+    finally:
+        _OPEN.pop(checkpoint.location.uri, None)

@@ -103,22 +103,23 @@ class Recovery:
 
     def node_lost(self, node: NodeId, reason: str) -> None:
         """A node is gone, with everything on it."""
-        supervisor = self._supervisor
-        placements = self._attendance.placements
-        at_home = [who for who in self._attendance.executors if placements[who].node == node]
-        guests = [
-            who
-            for who in self._attendance.executors
-            if placements[who].node != node and who in self._attendance.book
-        ]
-        needed = at_home or any(supervisor.cores[who].get(node) for who in guests)
+        supervisor, attendance = self._supervisor, self._attendance
+        guests, gone = [], []
+        for who in attendance.executors:
+            at_home = attendance.placements[who].node == node
+            # One that is not up cannot be told: its tasks there would be waited for in vain.
+            if at_home or (who not in attendance.book and supervisor.cores[who].get(node)):
+                gone.append(who)
+            elif who in attendance.book:
+                guests.append(who)
+        needed = gone or any(supervisor.cores[who].get(node) for who in guests)
         if needed and not self._bear("node", reason):
             return
         for who in guests:
-            self._attendance.send(who, ev.NodeLost(node))
+            attendance.send(who, ev.NodeLost(node))
             if supervisor.cores[who].pop(node, 0):
                 self._make_up(who)
-        for who in at_home:
+        for who in gone:
             self._replace(who, reason)
 
     def node_joined(self, node: NodeId) -> None:
