@@ -153,7 +153,7 @@ def newest(tables: Sequence[pa.Table], *, drop_deleted: bool) -> pa.Table:
             table = pa.concat_tables([first.filter(pc.invert(hidden)), rest])
     else:
         table = first
-    if drop_deleted:
+    if drop_deleted and pc.any(table["deleted"]).as_py():
         table = table.filter(pc.invert(table["deleted"]))
     return in_shard_order(table)
 
@@ -163,7 +163,8 @@ def in_shard_order(table: pa.Table) -> pa.Table:
     shards = table["shard"].to_numpy()
     if len(shards) == 0 or bool((shards[1:] >= shards[:-1]).all()):
         return table
-    return table.take(pa.array(np.argsort(shards, kind="stable")))
+    # To take from one chunk is several times faster than from many.
+    return table.combine_chunks().take(pa.array(np.argsort(shards, kind="stable")))
 
 
 def rows_of(form: StateForm, table: pa.Table) -> tuple[list[bytes], list[bytes | None]]:

@@ -138,7 +138,7 @@ class TypedValues:
         fields = []
         for number, kind in enumerate(self._kinds):
             values = list(map(itemgetter(number), rows))
-            if self._required[number] and None in values:
+            if self._required[number] and any(value is None for value in values):
                 self._require(places, shapes, keys, values, number)
             made = _exact(values, kind)
             if made is None:
@@ -179,7 +179,7 @@ class TypedValues:
             array = np.frombuffer(joined, self._dtypes[shape - _PACKED])
             columns = [array[f"f{i}"] for i in range(len(self._kinds))]
             made = [_of_numpy(c, k) for c, k in zip(columns, self._kinds, strict=True)]
-            if None in made:
+            if any(column is None for column in made):
                 key = keys[places[where[0]]]
                 raise self._misfit(key, elements[where[0]], self._wanted())
             parts.append(made)
@@ -294,7 +294,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 def _element_types(kinds: Sequence[pa.DataType]) -> tuple[np.dtype[Any], ...]:
     """What `set_array` may have been given: a type without padding, and one with."""
     found = [_numpy_type(kind) for kind in kinds]
-    if None in found:
+    if any(kind is None for kind in found):  # a NumPy type thinks that it equals None
         return ()
     fields = [(f"f{number}", kind) for number, kind in enumerate(found)]
     packed: np.dtype[Any] = np.dtype(fields)
