@@ -25,8 +25,8 @@ from elasticutor._version import __version__
 
 if TYPE_CHECKING:
     from elasticutor.operator import Context, Operator, OperatorError
+    from elasticutor.runtime.phases import RunError
     from elasticutor.runtime.run import Run
-    from elasticutor.runtime.supervisor import RunError
     from elasticutor.sinks import (
         CallableSink,
         EpochWriter,
@@ -76,7 +76,7 @@ __all__ = [
 _HOMES = {
     "elasticutor.operator": ("Context", "Operator", "OperatorError"),
     "elasticutor.runtime.run": ("Run",),
-    "elasticutor.runtime.supervisor": ("RunError",),
+    "elasticutor.runtime.phases": ("RunError",),
     "elasticutor.sinks": (
         "CallableSink",
         "EpochWriter",

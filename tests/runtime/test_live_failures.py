@@ -36,8 +36,8 @@ from elasticutor.errors import ElasticutorError, StateFullError
 from elasticutor.operator import Context, Operator, OperatorError, State
 from elasticutor.runtime.cluster import ProcessCluster
 from elasticutor.runtime.hub import ClusterError
+from elasticutor.runtime.phases import RunError
 from elasticutor.runtime.run import Run
-from elasticutor.runtime.supervisor import RunError
 from elasticutor.sinks import CallableSink, MemorySink, Sink, SinkError, Writer
 from elasticutor.sources import Generator, Reader, Source
 from elasticutor.topology import Topology

@@ -27,8 +27,8 @@ from elasticutor.errors import BadValueError, LastCoreError
 from elasticutor.operator import Operator, OperatorError, State
 from elasticutor.runtime import messages as say
 from elasticutor.runtime.cluster import ProcessCluster
+from elasticutor.runtime.phases import RunError
 from elasticutor.runtime.run import Run
-from elasticutor.runtime.supervisor import RunError
 from elasticutor.sinks import MemorySink, Sink
 from elasticutor.sources import Generator, Source
 from elasticutor.topology import Topology

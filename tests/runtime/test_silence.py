@@ -13,8 +13,8 @@ from tests.runtime.live import PATIENCE_S, pid_of, started, wait_until
 from tests.runtime.test_recovery import ROUND, ROWS, chained, committed, require_fold, task_of
 
 from elasticutor.runtime.cluster import ProcessCluster
+from elasticutor.runtime.phases import RunError
 from elasticutor.runtime.run import Run
-from elasticutor.runtime.supervisor import RunError
 
 SOON_S = 1.5
 

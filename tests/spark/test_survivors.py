@@ -21,7 +21,7 @@ from tests.spark.rig import (
 )
 
 from elasticutor.runtime.hub import ClusterError
-from elasticutor.runtime.supervisor import RunError
+from elasticutor.runtime.phases import RunError
 from elasticutor.spark import Cluster
 
 

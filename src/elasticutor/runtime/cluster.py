@@ -36,11 +36,12 @@ from elasticutor.runtime.hosts import Bootstrap, NodesWanted, host_ends, host_no
 from elasticutor.runtime.hub import ClusterError, Hub
 from elasticutor.runtime.journal import Journal
 from elasticutor.runtime.keeping import keeping_of, opened, release
+from elasticutor.runtime.phases import RunPhase, Terms
 from elasticutor.runtime.run import Run
 from elasticutor.runtime.scheduling import CoreScheduler
 from elasticutor.runtime.security import ClusterKeys
 from elasticutor.runtime.specs import Tempo
-from elasticutor.runtime.supervisor import RunPhase, Supervisor, Terms
+from elasticutor.runtime.supervisor import Supervisor
 from elasticutor.topology import Topology
 
 log = logging.getLogger(__name__)

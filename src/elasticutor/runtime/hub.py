@@ -19,8 +19,9 @@ from elasticutor.errors import ElasticutorError, ProtocolError
 from elasticutor.runtime import messages as say
 from elasticutor.runtime.channels import Endpoint, Links
 from elasticutor.runtime.mailroom import Mailroom
+from elasticutor.runtime.phases import RunPhase
 from elasticutor.runtime.security import ClusterKeys
-from elasticutor.runtime.supervisor import RunPhase, Supervisor
+from elasticutor.runtime.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from elasticutor.errors import BadValueError
 from elasticutor.runtime import messages as say
 from elasticutor.runtime.hub import ClusterError, Hub
 from elasticutor.runtime.ledger import Moment, RunMetrics
-from elasticutor.runtime.supervisor import RunError, RunPhase, Supervisor
+from elasticutor.runtime.phases import RunError, RunPhase
+from elasticutor.runtime.supervisor import Supervisor
 from elasticutor.state.codec import decode, decode_key
 
 _OVER = (RunPhase.ENDING, RunPhase.ENDED)

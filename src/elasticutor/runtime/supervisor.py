@@ -15,14 +15,11 @@ import math
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from elasticutor.core import coordinator as co
 from elasticutor.core import instructions as do
 from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer
-from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.patience import Patience
 from elasticutor.core.placement import Placement
 from elasticutor.errors import ElasticutorError, ProtocolError
@@ -32,11 +29,13 @@ from elasticutor.runtime.attendance import Attendance
 from elasticutor.runtime.blueprint import Blueprint
 from elasticutor.runtime.channels import Endpoint
 from elasticutor.runtime.chronicle import REPORTS, note_report, note_staff
+from elasticutor.runtime.ending import Ending
 from elasticutor.runtime.epochs import EpochDriver
 from elasticutor.runtime.failures import described_end
 from elasticutor.runtime.hosts import ends_name
 from elasticutor.runtime.journal import Journal
 from elasticutor.runtime.ledger import Ledger
+from elasticutor.runtime.phases import OVER, RunError, RunPhase, Terms
 from elasticutor.runtime.recovery import Recovery
 from elasticutor.runtime.repartitioning import ANSWERS, Leads
 from elasticutor.runtime.scheduling import Interval
@@ -46,51 +45,8 @@ from elasticutor.topology import Plan
 if TYPE_CHECKING:
     from elasticutor.runtime.hub import Hub
 
-_GRACE_S = 2.0
-"""How long processes have to end by themselves."""
-_COMMIT_S = 60.0
-"""How long sinks have to commit the last epoch."""
 _SETTLE_S = 0.6
 """For so long after the first tuple the scheduler looks at nothing: the first chunks are slow."""
-
-
-class RunError(ElasticutorError, RuntimeError):
-    """A run that ended by a failure: who failed, and how."""
-
-    def __str__(self) -> str:
-        said = f"{self.who} {self.got}"
-        return f"{said}. Hint: {self.hint}" if self.hint else said
-
-
-class RunPhase(Enum):
-    """Where a run is in its life."""
-
-    STARTING = "starting"
-    RUNNING = "running"
-    RECOVERING = "recovering"
-    DRAINING = "draining"
-    DRAINED = "drained"
-    ENDING = "ending"
-    ENDED = "ended"
-
-
-_OVER = (RunPhase.ENDING, RunPhase.ENDED)
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a run is to keep to."""
-
-    paradigm: Paradigm
-    latency_target: float | None
-    """What the scheduler aims at, in seconds; None: it leaves the run alone."""
-    end_when_drained: bool
-    start_timeout_s: float
-    epoch_interval_s: float
-    patience_s: float
-    """How long an answer may take."""
-    restarts: int
-    """How often the same thing may fail without an epoch committed in between."""
 
 
 class Supervisor:
@@ -131,7 +87,6 @@ class Supervisor:
         self._began_at = time.monotonic()
         self._start_by = self._began_at + terms.start_timeout_s
         self._running_at = math.inf
-        self._end_by = float("inf")
         self._attendance = Attendance(hub, run, plan, blueprint, dict(placements), ends_hosts)
         self.executors = self._attendance.executors
         self.sources = self._attendance.sources
@@ -140,9 +95,7 @@ class Supervisor:
         self._restless: set[Peer] = set()
         self._asked_to_stop = False
         self._was_drained = False
-        self._left: set[str] = set()
-        """Those that have yet to say that nothing of the run is left there: nodes, and the hosts
-        of sources and sinks."""
+        self._ending = Ending(hub, run, self._attendance)
         self._callbacks: list[Callable[[], None]] = []
         self.coordinator = co.Coordinator(self.executors, self.sources, self._attendance.sinks)
         self.epochs = EpochDriver(
@@ -184,7 +137,7 @@ class Supervisor:
 
     def _on_host_up(self, message: say.EndsHostUp) -> None:
         """Give a host of sources and sinks its share of them."""
-        if self.phase in _OVER:
+        if self.phase in OVER:
             name = f"{self.run} {ends_name(message.number)}"
             self._hub.mail.know(name, message.endpoint)
             self._hub.mail.send(name, say.EndRun(self.run, 0.0))
@@ -202,7 +155,7 @@ class Supervisor:
                 self._on_host_up(message)
 
     def _on_registered(self, message: say.Registered) -> None:
-        if self._attendance.registered(message) and self.phase not in _OVER:
+        if self._attendance.registered(message) and self.phase not in OVER:
             self.recovery.registered(message.who)
 
     def _send(self, who: str, message: Any) -> None:
@@ -445,25 +398,16 @@ class Supervisor:
 
     def end(self) -> None:
         """End every process of the run."""
-        if self.phase in _OVER:
+        if self.phase in OVER:
             return
         self._set_phase(RunPhase.ENDING)
         self.epochs.close()
-        self._attendance.send_all(say.Finish())
-        # A sink that commits the last epoch may take long, and nobody else would do it.
-        grace_s = _COMMIT_S if self._was_drained and self.epochs.durable else _GRACE_S
-        order = say.EndRun(self.run, grace_s)
-        self._end_by = time.monotonic() + grace_s + 3 * _GRACE_S
-        self._hub.send_nodes(self._hub.nodes, say.EndRun(self.run, _GRACE_S))
-        hosts = {ends_name(number) for number in self._attendance.hosts}
-        for host in hosts:
-            self._attendance.send(host, order)
-        self._left = {*self._hub.nodes, *hosts}
+        self._ending.begin(publishing=self._was_drained and self.epochs.durable)
         self._try_to_close()
 
     def fail(self, error: Exception) -> None:
         """End the run because of a failure; only the first one counts."""
-        if self.phase in _OVER:
+        if self.phase in OVER:
             return
         self.error = error
         self.journal.write("failure", run=self.run, reason=str(error))
@@ -502,7 +446,7 @@ class Supervisor:
 
     def node_lost(self, node: NodeId, reason: str) -> None:
         """A node is gone."""
-        self._left.discard(node)
+        self._ending.gone(node)
         used = {n for cores in self.cores.values() for n, count in cores.items() if count}
         used |= {placed.node for placed in self._attendance.placements.values()}
         if self.recovers:
@@ -517,7 +461,7 @@ class Supervisor:
             self.recovery.node_joined(node)
 
     def _on_run_ended(self, message: say.RunEnded) -> None:
-        self._left.discard(message.node)
+        self._ending.gone(message.node)
         self._try_to_close()
 
     def hosts_lost(self, numbers: Sequence[int], error: Exception) -> None:
@@ -529,17 +473,17 @@ class Supervisor:
 
     def ends_host_lost(self, number: int, how: str) -> None:
         """A host of sources and sinks has ended; if the run goes on, that was too early."""
-        if number in self._attendance.hosts and self.phase not in _OVER:
+        if number in self._attendance.hosts and self.phase not in OVER:
             who, reason = f"host {number} of sources and sinks", f"was lost: it ended ({how})"
             if self.recovers:
                 self.recovery.hosts_lost([number], f"{who} {reason}")
             else:
                 self.fail(RunError(who, "go on", reason))
-        self._left.discard(ends_name(number))
+        self._ending.gone(ends_name(number))
         self._try_to_close()
 
     def _try_to_close(self) -> None:
-        if self.phase is not RunPhase.ENDING or self._left:
+        if self.phase is not RunPhase.ENDING or self._ending.left:
             return
         self._attendance.close()
         self.journal.write(
@@ -555,7 +499,7 @@ class Supervisor:
         if self.phase is not RunPhase.ENDED:
             gone = RunError("cluster", "outlive its runs", "was stopped while the run was going on")
             self.error = self.error or (gone if self.phase is not RunPhase.ENDING else None)
-            self._left.clear()
+            self._ending.left.clear()
             self.phase = RunPhase.ENDING
             self._try_to_close()
 
@@ -571,10 +515,8 @@ class Supervisor:
             self.leads.tick(may_begin=not self._drains)
         if self.phase is RunPhase.STARTING and now > self._start_by:
             self.fail(RunError("run", "start in time", f"did not start in time: {self.missing()}"))
-        if self.phase is RunPhase.ENDING and now > self._end_by:
-            left = ", ".join(sorted(self._left))
-            self.journal.write("failure", run=self.run, reason=f"no word of its end from {left}")
-            self._left.clear()
+        if self.phase is RunPhase.ENDING and (silent := self._ending.overdue(now)):
+            self.journal.write("failure", run=self.run, reason=f"no word of its end from {silent}")
             self._try_to_close()
 
     def missing(self) -> str:
@@ -592,7 +534,7 @@ class Supervisor:
         try:
             handler(self, message)
         except ProtocolError as error:
-            if self.phase not in _OVER:
+            if self.phase not in OVER:
                 self._hub.mail.drop(str(error))
 
     def _on_collected(self, message: say.Collected) -> None:

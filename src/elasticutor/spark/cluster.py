@@ -21,8 +21,9 @@ from elasticutor.runtime.cluster import (
     BaseCluster,
 )
 from elasticutor.runtime.hosts import GIB, NodesWanted
+from elasticutor.runtime.phases import RunError
 from elasticutor.runtime.run import Run
-from elasticutor.runtime.supervisor import RunError, Supervisor
+from elasticutor.runtime.supervisor import Supervisor
 from elasticutor.spark.jobs import EndsTask, LongJob, NodesTask
 from elasticutor.spark.session import Offer, offer_of, require_session
 from elasticutor.topology import Topology
