@@ -67,6 +67,8 @@ class Recovery:
         """Those who have yet to come up again, and by when."""
         self._homeless: set[Peer] = set()
         """Those of them that wait for a node."""
+        self._strangers = False
+        """Whether somebody has come up who knows nothing of the attempt that has begun."""
         self._reason = ""
         self._since = 0.0
         self._targets = {who: sum(cores.values()) for who, cores in supervisor.cores.items()}
@@ -233,18 +235,20 @@ class Recovery:
 
     def registered(self, who: Peer) -> None:
         """A participant is up; when all are, everybody begins again."""
-        self._absent.pop(who, None)
+        if self._absent.pop(who, None) is not None:
+            self._strangers = True
         if not self._attendance.complete:
             return
         self._attendance.introduce()
         if not self._epochs.started:
             self._epochs.start()
-        elif self._reason:
+        elif self._strangers:
+            self._strangers = False
             self._epochs.handle(co.ParticipantLost(who, self._reason))
 
     def recovered(self) -> tuple[str, float] | None:
         """Tuples flow again: why they had not, and for how long."""
-        if not self._reason:
+        if not self._reason or self._absent:
             return None
         told = self._reason, time.monotonic() - self._since
         self._reason = ""

@@ -176,8 +176,9 @@ class Supervisor:
 
     def sources_started(self) -> None:
         """Tuples flow, for the first time or again."""
-        now = time.monotonic()
-        self._running_at = now
+        if self.recovery.under_way:
+            return  # somebody was lost meanwhile: all begin again when the successor is up
+        self._running_at = time.monotonic()
         told = self.recovery.recovered()
         if self.phase is RunPhase.STARTING:
             self.journal.write(
