@@ -17,6 +17,7 @@ from rich.text import Text
 from elasticutor import demo as play
 from elasticutor.bench.live import spark_cluster
 from elasticutor.cli.output import err, note, out, print_json
+from elasticutor.cli.pictures import require_drawing
 from elasticutor.demo import (
     CALM,
     CORES,
@@ -29,7 +30,6 @@ from elasticutor.demo import (
     Story,
     offered_rows_s,
 )
-from elasticutor.errors import BadValueError
 
 if TYPE_CHECKING:
     from elasticutor.core.paradigm import Paradigm
@@ -53,7 +53,7 @@ def demo(
 
     Runs live on a local Spark, for about a minute. The cores are emulated: their work is slept.
     """
-    _require_drawing(plot)
+    require_drawing(plot)
     note("starting Spark …")
     stories = []
     paradigms: tuple[Paradigm, ...] = ("elastic", "static")
@@ -156,25 +156,7 @@ def _pause(story: Story) -> str:
     return f"{pauses[len(pauses) // 2]:.1f} ms"
 
 
-def _require_drawing(path: Path | None) -> None:
-    """Say what is wrong with the picture before a minute has passed, not after."""
-    if path is None:
-        return
-    if path.suffix not in (".svg", ".png", ".pdf"):
-        raise BadValueError("--plot", "end in .svg, .png or .pdf", path.name)
-    if not path.absolute().parent.is_dir():
-        raise BadValueError("--plot", "be in a directory that exists", str(path))
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        note("drawing needs matplotlib: pip install 'elasticutor[plot]'")
-        raise typer.Exit(2) from None
-
-
 def _draw(path: Path, elastic: Story, static: Story) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
     from elasticutor.demo_plot import draw
 
     draw(path, elastic, static)

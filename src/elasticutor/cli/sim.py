@@ -12,6 +12,7 @@ import typer
 from rich.table import Table
 
 from elasticutor.cli.output import note, out, print_json, progress_bar
+from elasticutor.cli.pictures import require_drawing
 from elasticutor.errors import BadValueError
 
 if TYPE_CHECKING:  # what is simulated is imported when it is needed: it takes a moment
@@ -20,7 +21,6 @@ if TYPE_CHECKING:  # what is simulated is imported when it is needed: it takes a
     from elasticutor.sim.report import Report
 
 _INTERRUPTED = 130
-_PICTURES = (".svg", ".png", ".pdf")
 
 
 class ParadigmName(StrEnum):
@@ -100,7 +100,7 @@ def sim(
     from elasticutor.sim.machines import Machines
     from elasticutor.sim.report import report
 
-    _require_drawing(plot)
+    require_drawing(plot)
     experiment = Experiment(
         paradigm=paradigm.value,
         machines=Machines(
@@ -234,25 +234,7 @@ def _with(number: float, form: str, unit: str) -> str:
     return "–" if math.isnan(number) else f"{number:{form}} {unit}"
 
 
-def _require_drawing(path: Path | None) -> None:
-    """Say what is wrong with the picture before minutes have passed, not after."""
-    if path is None:
-        return
-    if path.suffix not in _PICTURES:
-        raise BadValueError("--plot", "end in .svg, .png or .pdf", path.name)
-    if not path.absolute().parent.is_dir():
-        raise BadValueError("--plot", "be in a directory that exists", str(path))
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        note("drawing needs matplotlib: pip install 'elasticutor[plot]'")
-        raise typer.Exit(2) from None
-
-
 def _draw(path: Path, found: Report) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
     from elasticutor.sim.plot import draw
 
     draw(path, [found])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +65,7 @@ class World:
         """Sees all tuples that are done, in the order in which their results arrive."""
 
 
-class Process:
+class Process(ABC):
     """A process that takes one message at a time; each costs it some time."""
 
     def __init__(self, world: World, node: int) -> None:
@@ -92,9 +93,9 @@ class Process:
         if self._inbox:
             self._loop.at(self._free_at, self._next)
 
+    @abstractmethod
     def handle(self, message: Any) -> None:
         """Do what the message asks for; answers leave when its time has passed."""
-        raise NotImplementedError
 
     def send(self, process: Process, message: Any, size: int = HEADER_BYTES) -> None:
         """Send to another process."""
