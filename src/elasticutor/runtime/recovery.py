@@ -240,6 +240,10 @@ class Recovery:
         if not self._attendance.complete:
             return
         self._attendance.introduce()
+        for executor in self._attendance.executors:  # somebody may have decided meanwhile
+            cores = self._supervisor.cores[executor]
+            if cores != self._attendance.placements[executor].cores:
+                self._supervisor.set_cores(executor, cores)
         if not self._epochs.started:
             self._epochs.start()
         elif self._strangers:
