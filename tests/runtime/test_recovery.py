@@ -308,3 +308,15 @@ def test_when_all_nodes_are_lost_at_once_others_take_their_places(
     require_fold(run)
     assert sorted(nodes.nodes) == ["n0g1", "n1g1"]
     run.stop()
+
+
+def test_a_run_that_is_cancelled_leaves_the_cluster_to_others(
+    nodes: ProcessCluster, tmp_path: Path
+) -> None:
+    endless = Generator(rate=2_000, keys=60, payload=0, seed=5)
+    run = submitted(nodes, tmp_path, chained(source=endless, cores=1))
+    wait_until(lambda: committed(run) >= 2, "two epochs")
+    run.cancel()
+    again = submitted(nodes, tmp_path, chained(source=endless, cores=1))
+    wait_until(lambda: committed(again) >= 3, "more epochs than were due when it was cancelled")
+    again.stop()

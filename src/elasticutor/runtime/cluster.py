@@ -410,7 +410,7 @@ class ProcessCluster(BaseCluster):
         )
 
     def _start_nodes(self, generation: int = 0) -> None:
-        wanted = self._wanted.renamed(generation)
+        wanted = self._wanted.renamed(f"g{generation}" if generation else "")
         self._hosts.append(_Host(self._nodes_ended, host_nodes, self._bootstrap, wanted))
 
     def _nodes_ended(self, how: str) -> None:

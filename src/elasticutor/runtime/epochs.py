@@ -97,6 +97,7 @@ class EpochDriver:
         self._bytes = 0
         self._last = False  # the epoch that is ended next is the last one
         self._ending_last = False
+        self._closed = False
         self._stage: tuple[Any, ...] = ()
         self._stage_since = 0.0
         self._asked = False
@@ -164,7 +165,7 @@ class EpochDriver:
             self._hub.after(self._due_at - now, self._look)
 
     def _look(self) -> None:
-        if time.monotonic() >= self._due_at:
+        if time.monotonic() >= self._due_at and not self._closed:
             self._end_epoch()
 
     # The manifest
@@ -181,6 +182,8 @@ class EpochDriver:
         self._clerk.commit(order, files, notes, lambda error: self._written(order, error))
 
     def _written(self, order: co.WriteManifest, error: Exception | None) -> None:
+        if self._closed:
+            return  # the run has ended; whoever goes on from here finds the manifest
         if error is not None:
             self._watcher.storage_failed(error)
             return
@@ -225,6 +228,7 @@ class EpochDriver:
 
     def close(self) -> None:
         """Write nothing more, and let the next run have the checkpoint."""
+        self._closed = True
         if self._clerk is not None:
             self._clerk.close()
 

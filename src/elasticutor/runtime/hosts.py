@@ -77,11 +77,20 @@ class NodesWanted:
     shared_memory: str = SHARED_MEMORY
     silence_s: float = SILENCE_S
 
-    def renamed(self, generation: int) -> NodesWanted:
+    slots: tuple[str, ...] = ()
+    """What they were called at first; empty: so."""
+
+    def renamed(self, suffix: str) -> NodesWanted:
         """The same under other names: nobody may mistake a node for one that was lost."""
-        if not generation:
+        if not suffix:
             return self
-        return replace(self, names=tuple(f"{name}g{generation}" for name in self.names))
+        names = tuple(f"{name}{suffix}" for name in self.names)
+        return replace(self, names=names, slots=self.slots or self.names)
+
+    def only(self, number: int) -> NodesWanted:
+        """One of them."""
+        slots = self.slots[number : number + 1]
+        return replace(self, names=self.names[number : number + 1], slots=slots)
 
 
 def home() -> str:
@@ -231,6 +240,7 @@ def _node_spec(
         map_bytes=wanted.map_bytes,
         note=place.note,
         silence_s=wanted.silence_s,
+        slot=dict(zip(wanted.names, wanted.slots or wanted.names, strict=True))[name],
     )
 
 

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _BEAT_S = 1.0
-SILENCE_S = 20.0
-"""A node that has not been heard of for so long counts as lost."""
+SILENCE_S = 10.0
+"""A node that has not been heard of for so long counts as lost; it is asked every second."""
 
 
 class ClusterError(ElasticutorError, RuntimeError):
@@ -178,7 +178,7 @@ class Hub:
                 self.mail.wait(max(0.0, min(wake_at - time.monotonic(), _BEAT_S)))
                 self._make_calls()
                 while self._due and self._due[0][0] <= time.monotonic():
-                    heapq.heappop(self._due)[2]()
+                    self._do_safely(heapq.heappop(self._due)[2])
                 try:
                     for message in self.mail.receive():
                         self._take_safely(message)
@@ -209,7 +209,14 @@ class Hub:
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_reading, 4096)
         while self._calls:
-            self._calls.popleft()()
+            self._do_safely(self._calls.popleft())
+
+    def _do_safely(self, function: Callable[[], None]) -> None:
+        """Whatever somebody wants to be done here, this thread goes on."""
+        try:
+            function()
+        except Exception:
+            log.exception("something asked of the driver's thread has failed")
 
     def _beat(self) -> None:
         now = time.monotonic()
@@ -262,6 +269,10 @@ class Hub:
         self.mail.forget(name)
 
     def _on_node_up(self, node: NodeId, message: say.NodeUp) -> None:
+        for other in [
+            n for n, seen in self.nodes.items() if seen.slot == message.slot and n != node
+        ]:
+            self.lose_node(other, f"node {node!r} has come in its place")
         self.mail.know(_node(node), message.endpoint)
         self.nodes[node] = message
         self._heard_at[node] = time.monotonic()

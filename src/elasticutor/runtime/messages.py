@@ -371,6 +371,8 @@ class NodeUp:
     """The directory of its ipc sockets."""
     note: str
     """Something that its user should know, or empty."""
+    slot: str = ""
+    """What it is called among the nodes that were wanted: at most one of a slot is alive."""
 
 
 @dataclass(frozen=True, slots=True)

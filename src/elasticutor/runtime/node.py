@@ -128,6 +128,7 @@ class NodeProcess:
                 spec.home,
                 spec.site.sockets,
                 spec.note,
+                spec.slot,
             ),
         )
         tick_at = time.monotonic() + _TICK_S

@@ -158,3 +158,5 @@ class NodeSpec:
     note: str
     silence_s: float
     """How long the driver may be silent before the node ends by itself."""
+    slot: str
+    """What it is called among the nodes that were wanted, whichever life of it this is."""

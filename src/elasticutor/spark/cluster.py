@@ -97,7 +97,7 @@ class Cluster(BaseCluster):
 
     def _start_nodes(self, generation: int = 0) -> None:
         local = self._offer.local
-        wanted = self._wanted.renamed(generation)
+        wanted = self._wanted.renamed(f"g{generation}" if generation else "")
         names = ", ".join(wanted.names)
         self._job = LongJob(
             self._spark.sparkContext,

@@ -6,13 +6,11 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from pyspark import SparkContext, TaskContext
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
-from elasticutor.core.ids import NodeId
 from elasticutor.runtime.hosts import Bootstrap, NodesWanted, host_ends, host_nodes
 
 log = logging.getLogger(__name__)
@@ -125,11 +123,9 @@ class NodesTask:
         """Host the nodes of one partition until they end."""
         context = TaskContext.get()
         attempt = context.attemptNumber() if context else 0
+        wanted = self._wanted.only(index) if self._one_each else self._wanted
         # Whoever takes the place of a lost node is another one: nobody may mistake it.
-        again = f"r{attempt}" if attempt else ""
-        names = self._wanted.names[index : index + 1] if self._one_each else self._wanted.names
-        names = tuple(NodeId(f"{name}{again}") for name in names)
-        host_nodes(self._bootstrap, replace(self._wanted, names=names))
+        host_nodes(self._bootstrap, wanted.renamed(f"r{attempt}" if attempt else ""))
 
 
 class EndsTask:
