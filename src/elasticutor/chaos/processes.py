@@ -1,0 +1,162 @@
+"""Processes that carry a mark: found wherever they are, killed, and seen to be gone.
+
+The mark is in the environment of a driver, and everybody below it inherits it. So nobody else's
+process is ever killed, whatever a process id means by now, and none of ours is overlooked, whoever
+its parent was.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from elasticutor.errors import ElasticutorError
+from elasticutor.runtime.places import SHARED_MEMORY
+
+MARK = "ELASTICUTOR_CHAOS"
+"""The variable of the environment."""
+
+_PROC = Path("/proc")
+_GLANCE_S = 0.02
+
+
+def require_linux() -> None:
+    """Refuse a system that has no such processes.
+
+    Raises:
+        ElasticutorError: It is not Linux.
+    """
+    if not (hasattr(os, "pidfd_open") and _PROC.is_dir()):
+        raise ElasticutorError("system", "be Linux: processes are found in /proc", sys.platform)
+
+
+class Victim:
+    """A process that is to die; a context manager, for it holds an open file.
+
+    Args:
+        pid: Its process id.
+        mark: What its mark must be.
+
+    Raises:
+        ProcessLookupError: It is gone, or has another mark or none.
+    """
+
+    def __init__(self, pid: int, mark: str) -> None:
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)
+        try:
+            if not has_mark(pid, mark):
+                raise ProcessLookupError(pid)
+        except BaseException:
+            self.close()
+            raise
+
+    def kill(self) -> None:
+        """`kill -9`; nothing if it has ended already."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
+    def dead(self, timeout_s: float = 0.0) -> bool:
+        """Whether it has ended, or does so within some time."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1e3))
+
+    def close(self) -> None:
+        """Let go of it; once more does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def has_mark(pid: int, mark: str) -> bool:
+    """Whether a process that runs has this mark."""
+    try:
+        environment = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:  # gone, or not ours
+        return False
+    return f"{MARK}={mark}".encode() in environment.split(b"\0")
+
+
+def marked(mark: str) -> set[int]:
+    """Everybody who has this mark; whoever has ended and is not yet reaped is not among them."""
+    pids = (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
+    return {pid for pid in pids if has_mark(pid, mark)}
+
+
+def await_gone(mark: str, timeout_s: float) -> set[int]:
+    """Wait until nobody has this mark any more; returns those who still do."""
+    until = time.monotonic() + timeout_s
+    while (left := marked(mark)) and time.monotonic() < until:
+        time.sleep(_GLANCE_S)
+    return left
+
+
+def parent_of(pid: int) -> int:
+    """The parent's process id; 0 if there is no such process."""
+    try:
+        status = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return 0
+    return int(status.rpartition(")")[2].split()[1])
+
+
+def age_s(pid: int) -> float:
+    """For how long a process has been running; infinity if there is no such process."""
+    try:
+        since = int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return float("inf")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - since / os.sysconf("SC_CLK_TCK")
+
+
+def ancestors(pid: int) -> list[int]:
+    """Parent, grandparent and so on; none if there is no such process."""
+    found = []
+    while (pid := parent_of(pid)) > 1:
+        found.append(pid)
+    return found
+
+
+def command_line(pid: int) -> str:
+    """What a process was started with; empty if there is no such process."""
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return ""
+
+
+def described(pid: int) -> str:
+    """A process in words."""
+    return f"{pid} ({command_line(pid)[:80]})"
+
+
+def directories_of(clusters: Iterable[str]) -> list[Path]:
+    """What clusters of these ids have in shared memory and in the directory for temporary files."""
+    bases = sorted({SHARED_MEMORY, tempfile.gettempdir()})
+    return [
+        path
+        for cluster in clusters
+        for base in bases
+        for path in sorted(Path(base).glob(f"elasticutor-*-{cluster}-*"))
+    ]
