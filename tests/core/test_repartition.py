@@ -8,10 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
 from elasticutor.core import repartition as rc
-from elasticutor.core.ids import NodeId, Peer, ShardId
+from elasticutor.core.ids import MoveId, NodeId, Peer, ShardId, TaskId
 from elasticutor.errors import BadValueError, OutOfOrderError, UnknownShardError
 
+MOVES = (do.OpenShard, do.CopyShard, do.DropShard)
 SHARDS = 12
 EXECUTORS = tuple(Peer(f"x.{number}") for number in range(4))
 UPSTREAMS = tuple(Peer(f"s.{number}") for number in range(3))
@@ -66,11 +69,17 @@ class Everybody:
                     self.note(self.routes[who].update(order))
                 case rc.DrainExecutor(executor=who):
                     self.note(self.drains[who].begin(order))
-                case rc.ReleaseShards(executor=who, round=number):
+                case rc.ReleaseShards(executor=who):
                     assert not self.inside[who]
-                    self.note(rc.ShardsReleased(who, number))
-                case rc.SendShard(round=number, shard=shard):
-                    self.note(rc.ShardSent(number, shard, 100))
+                    release = rc.Release(who)
+                    for label in release.begin(order, TaskId(0)):
+                        self.note(release.reached(label.move))
+                case do.OpenShard(move=move):
+                    self.note(ev.ShardOpened(move))
+                case do.CopyShard(move=move):
+                    self.note(ev.CopyArrived(move, 100))
+                case do.DropShard(node=node, shard=shard):
+                    self.note(ev.ShardDropped(node, shard))
 
     def step(self) -> None:
         """Something happens: an answer arrives, a row is sent, or one is processed."""
@@ -117,8 +126,10 @@ def test_state_is_sent_only_when_all_givers_have_drained_and_flushed(seed: int) 
     world.enact(world.lead.move({ShardId(s): (s + 1) % 4 for s in range(6)}, world.now))
     world.finish()
     kinds = [type(order) for order in world.log]
-    order = [rc.PauseUpstream, rc.DrainExecutor, rc.ReleaseShards, rc.SendShard, rc.UpdateTable]
-    assert sorted(kinds[:-1], key=order.index) == kinds[:-1]
+    moves = {do.OpenShard: 3, do.CopyShard: 3, do.DropShard: 3}
+    order = {rc.PauseUpstream: 0, rc.DrainExecutor: 1, rc.ReleaseShards: 2, **moves}
+    ranks = [order.get(kind, 4) for kind in kinds[:-1]]
+    assert ranks == sorted(ranks)
     assert kinds[-1] is rc.ReportRound
 
 
@@ -127,8 +138,12 @@ def test_only_shards_that_change_their_node_are_sent() -> None:
     near, far = ShardId(0), ShardId(4)  # both of x.0, on n0
     world.enact(world.lead.move({near: 2, far: 1}, 0.0))
     world.finish()
-    sent = [order for order in world.log if isinstance(order, rc.SendShard)]
-    assert sent == [rc.SendShard(1, far, NodeId("n0"), NodeId("n1"))]
+    sent = [order for order in world.log if isinstance(order, MOVES)]
+    assert sent == [
+        do.OpenShard(NodeId("n1"), MoveId(1), far),
+        do.CopyShard(NodeId("n0"), MoveId(1), far, NodeId("n1")),
+        do.DropShard(NodeId("n0"), far),
+    ]
     report = world.log[-1]
     assert isinstance(report, rc.ReportRound)
     assert (report.shards, report.remote, report.size) == (2, 1, 100)
@@ -159,7 +174,8 @@ def test_an_executor_has_drained_with_the_last_row_and_not_before() -> None:
         rc.UpstreamPaused(UPSTREAMS[0], 2, (0, 0, 0, 0)),
         rc.UpstreamPaused(Peer("stranger"), 1, (0, 0, 0, 0)),
         rc.ExecutorDrained(EXECUTORS[0], 1),
-        rc.ShardSent(1, ShardId(0), 1),
+        ev.ShardOpened(MoveId(1)),
+        ev.CopyArrived(MoveId(1), 1),
         rc.TableUpdated(UPSTREAMS[0], 1),
     ],
 )
@@ -201,11 +217,24 @@ def test_a_report_splits_the_time_into_pause_migration_and_update() -> None:
         lead.handle(rc.UpstreamPaused(who, 1, (0, 0, 0, 0)), 11.0)
     lead.handle(rc.ExecutorDrained(EXECUTORS[0], 1), 12.0)
     lead.handle(rc.ShardsReleased(EXECUTORS[0], 1), 13.0)
-    lead.handle(rc.ShardSent(1, ShardId(0), 64), 15.0)
+    lead.handle(ev.ShardOpened(MoveId(1)), 14.0)
+    lead.handle(ev.CopyArrived(MoveId(1), 64), 15.0)
     orders: list[rc.Order] = []
     for who in UPSTREAMS:
         orders = lead.handle(rc.TableUpdated(who, 1), 16.0)
     assert orders == [rc.ReportRound(1, 1, 1, 3.0, 2.0, 1.0, 64)]
+
+
+def test_shards_are_released_with_the_last_label_and_labels_of_others_are_none_of_it() -> None:
+    release = rc.Release(EXECUTORS[0])
+    order = rc.ReleaseShards(EXECUTORS[0], 3, (ShardId(0), ShardId(5)))
+    first, second = release.begin(order, TaskId(2))
+    assert (first.task, first.shard, second.shard) == (2, 0, 5)
+    assert not release.awaits(MoveId(0))
+    assert release.awaits(first.move)
+    assert release.reached(first.move) is None
+    assert release.reached(second.move) == rc.ShardsReleased(EXECUTORS[0], 3)
+    assert not release.awaits(second.move)
 
 
 def test_no_shards_executors_or_upstreams_are_refused() -> None:
@@ -251,7 +280,9 @@ def test_answers_of_a_round_that_is_over_are_refused_and_change_nothing(seed: in
             assert (world.lead.step, world.lead.waiting_for(), world.lead.table) == before
             new = list(world.answers)
             world.step()
-            old += [answer for answer in new if answer not in world.answers]
+            gone = [answer for answer in new if answer not in world.answers]
+            # That an old copy is gone is for nobody to wait for.
+            old += [answer for answer in gone if not isinstance(answer, ev.ShardDropped)]
     assert len(old) > 10
 
 

@@ -11,8 +11,8 @@ executor. Executors on one node share a store, so only what changes its node is 
 for more than correctness needs: only executors that give shards drain, and an upstream goes on as
 soon as it has the new table, since by then nothing of a moved shard is under way.
 
-`Repartitioner` is the side of whoever decides, `PausableRoute` the side of an upstream, `Drain` the
-side of an executor. All are pure; `sim` and `runtime` carry their messages.
+`Repartitioner` is the side of whoever decides, `PausableRoute` the side of an upstream, `Drain` and
+`Release` the side of an executor. All are pure; `sim` and `runtime` carry their messages.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
 from elasticutor.core.balancing import plan_reassignments
-from elasticutor.core.ids import NodeId, Peer, ShardId, TaskId
+from elasticutor.core.ids import MoveId, NodeId, Peer, ShardId, TaskId
 from elasticutor.core.load import FloatArray
 from elasticutor.errors import BadValueError, OutOfOrderError, UnknownShardError
 
@@ -62,16 +64,6 @@ class ReleaseShards:
 
 
 @dataclass(frozen=True, slots=True)
-class SendShard:
-    """Send a shard's state from one node's store to another's; answered by `ShardSent`."""
-
-    round: int
-    shard: ShardId
-    source: NodeId
-    destination: NodeId
-
-
-@dataclass(frozen=True, slots=True)
 class UpdateTable:
     """These shards belong to these executors from now on; go on sending. By `TableUpdated`."""
 
@@ -99,7 +91,17 @@ class ReportRound:
     """Bytes of state sent between nodes."""
 
 
-Order = PauseUpstream | DrainExecutor | ReleaseShards | SendShard | UpdateTable | ReportRound
+Order = (
+    PauseUpstream
+    | DrainExecutor
+    | ReleaseShards
+    | do.OpenShard
+    | do.CopyShard
+    | do.DropShard
+    | UpdateTable
+    | ReportRound
+)
+"""What is to be done; state goes from node to node by the instructions of an elastic executor."""
 
 # The answers --------------------------------------------------------------------------------------
 
@@ -131,15 +133,6 @@ class ShardsReleased:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardSent:
-    """The shard's state is with the node that it belongs to."""
-
-    round: int
-    shard: ShardId
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
 class TableUpdated:
     """The upstream sends by the new table."""
 
@@ -148,7 +141,15 @@ class TableUpdated:
     operator: str = ""
 
 
-Event = UpstreamPaused | ExecutorDrained | ShardsReleased | ShardSent | TableUpdated
+Event = (
+    UpstreamPaused
+    | ExecutorDrained
+    | ShardsReleased
+    | ev.ShardOpened
+    | ev.CopyArrived
+    | ev.ShardDropped
+    | TableUpdated
+)
 
 
 class Step(Enum):
@@ -162,6 +163,13 @@ class Step(Enum):
     UPDATING = "tables change"
 
 
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    shard: ShardId
+    source: NodeId
+    destination: NodeId
+
+
 @dataclass(slots=True)
 class _Round:
     number: int
@@ -171,7 +179,7 @@ class _Round:
     released_at: float = 0.0
     migrated_at: float = 0.0
     size: int = 0
-    remote: list[SendShard] = field(default_factory=list)
+    remote: dict[MoveId, _Sending] = field(default_factory=dict)
 
 
 class Repartitioner:
@@ -207,7 +215,10 @@ class Repartitioner:
         self._threshold = threshold
         self._round: _Round | None = None
         self._rounds = 0
-        self._waiting: set[Peer | ShardId] = set()
+        self._moves = 0
+        self._waiting: set[Peer | MoveId] = set()
+        self._opened: set[MoveId] = set()
+        """Moves whose destination is ready."""
 
     def waiting_for(self) -> list[str]:
         """Who has yet to answer, in words."""
@@ -272,15 +283,29 @@ class Repartitioner:
             case ShardsReleased(executor, number):
                 current = self._answered(Step.RELEASING, number, executor)
                 return [] if self._waiting else self._migrate(current, now)
-            case ShardSent(number, shard, size):
-                current = self._answered(Step.MIGRATING, number, shard)
+            case ev.ShardOpened(move):
+                way = self._sending(move, opened=False)
+                self._opened.add(move)
+                return [do.CopyShard(way.source, move, way.shard, way.destination)]
+            case ev.CopyArrived(move, size):
+                way = self._sending(move, opened=True)
+                current = self._answered(Step.MIGRATING, self._rounds, move)
                 current.size += size
-                return [] if self._waiting else self._update(current, now)
+                drop = do.DropShard(way.source, way.shard)
+                return [drop] if self._waiting else [drop, *self._update(current, now)]
+            case ev.ShardDropped():
+                return []
             case TableUpdated(upstream, number):
                 current = self._answered(Step.UPDATING, number, upstream)
                 return [] if self._waiting else self._finish(current, now)
 
-    def _answered(self, step: Step, number: int, who: Peer | ShardId) -> _Round:
+    def _sending(self, move: MoveId, *, opened: bool) -> _Sending:
+        sent = None if self._round is None else self._round.remote.get(move)
+        if sent is None or move not in self._waiting or opened is not (move in self._opened):
+            raise OutOfOrderError(f"move {move}", "be one that is under way", self.step.value)
+        return sent
+
+    def _answered(self, step: Step, number: int, who: Peer | MoveId) -> _Round:
         current = self._round
         if current is None or self.step is not step or number != current.number:
             raise OutOfOrderError(f"answer of {who!r}", f"fit {self.step.value}", (step, number))
@@ -319,9 +344,14 @@ class Repartitioner:
         for shard, to in sorted(current.owners.items()):
             source, destination = self._nodes[self.table[shard]], self._nodes[to]
             if source != destination:
-                current.remote.append(SendShard(current.number, shard, source, destination))
-        self._waiting = {send.shard for send in current.remote}
-        return list(current.remote) or self._update(current, now)
+                self._moves += 1
+                current.remote[MoveId(self._moves)] = _Sending(shard, source, destination)
+        self._waiting, self._opened = set(current.remote), set()
+        opens: list[Order] = [
+            do.OpenShard(sent.destination, move, sent.shard)
+            for move, sent in current.remote.items()
+        ]
+        return opens or self._update(current, now)
 
     def _update(self, current: _Round, now: float) -> list[Order]:
         current.migrated_at = now
@@ -428,3 +458,36 @@ class Drain:
             return None
         self._order = None
         return ExecutorDrained(self._executor, order.round)
+
+
+class Release:
+    """An executor's side: its only task writes the state of some shards and forgets it.
+
+    Nothing of these shards is inside any more, so labels reach the task at once. They are none of
+    the core's own moves: their numbers are negative.
+    """
+
+    def __init__(self, executor: Peer) -> None:
+        self._executor = executor
+        self._order: ReleaseShards | None = None
+        self._left: set[MoveId] = set()
+
+    def begin(self, order: ReleaseShards, task: TaskId) -> list[do.SendLabel]:
+        """The labels to send."""
+        self._order = order
+        labels = [do.SendLabel(task, MoveId(-1 - shard), shard) for shard in order.shards]
+        self._left = {label.move for label in labels}
+        return labels
+
+    def awaits(self, move: MoveId) -> bool:
+        """Whether a label is one of these."""
+        return move in self._left
+
+    def reached(self, move: MoveId) -> ShardsReleased | None:
+        """The task has reached a label; the answer, if it was the last one."""
+        self._left.discard(move)
+        order = self._order
+        if order is None or self._left:
+            return None
+        self._order = None
+        return ShardsReleased(self._executor, order.round)

@@ -23,9 +23,9 @@ from elasticutor.core import instructions as do
 from elasticutor.core.coordinator import BeginAttempt, CommitEpoch
 from elasticutor.core.cores import core_changes
 from elasticutor.core.executor import ElasticExecutor
-from elasticutor.core.ids import MoveId, NodeId, TaskId
+from elasticutor.core.ids import NodeId, TaskId
 from elasticutor.core.keys import shards_of
-from elasticutor.core.repartition import Drain, DrainExecutor, ReleaseShards, ShardsReleased
+from elasticutor.core.repartition import Drain, DrainExecutor, Release, ReleaseShards
 from elasticutor.core.tasks import TaskStatus
 from elasticutor.errors import LATE, BadValueError, ElasticutorError, ProtocolError
 from elasticutor.runtime import messages as say
@@ -67,7 +67,7 @@ class MainProcess:
         self._wanted = spec.cores
         self._shares_store = spec.store != spec.who
         self._drain = Drain(spec.who)
-        self._release: tuple[ReleaseShards, set[MoveId]] | None = None
+        self._release = Release(spec.who)
         self._destinations = tuple(p for route in spec.operator.routes for p in route.peers)
         for node, endpoint in spec.nodes.items():
             mail.know(_node(node), endpoint)
@@ -221,22 +221,15 @@ class MainProcess:
         self._report_if(self._drain.begin(order))
 
     def _on_release(self, order: ReleaseShards) -> None:
-        """Let the only task write the shards' state and forget it; nothing of theirs is inside."""
         (task,) = self._core.tasks
-        moves = {shard: MoveId(-1 - shard) for shard in order.shards}  # none of the core's own
-        self._release = order, set(moves.values())
-        for shard, move in moves.items():
-            self._mail.send(_task(task), do.SendLabel(task, move, shard))
+        for label in self._release.begin(order, task):
+            self._mail.send(_task(task), label)
 
     def _on_label_reached(self, event: ev.LabelReached) -> None:
-        if self._release is None or event.move not in self._release[1]:
+        if self._release.awaits(event.move):
+            self._report_if(self._release.reached(event.move))
+        else:
             self._tell(event)
-            return
-        order, left = self._release
-        left.discard(event.move)
-        if not left:
-            self._release = None
-            self._report(ShardsReleased(self._spec.who, order.round))
 
     def _report_if(self, what: Any) -> None:
         if what is not None:

@@ -15,7 +15,7 @@ import numpy as np
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core import repartition as rc
-from elasticutor.core.ids import MoveId, NodeId, Peer, ShardId
+from elasticutor.core.ids import NodeId, Peer, ShardId
 from elasticutor.runtime import messages as say
 
 if TYPE_CHECKING:
@@ -63,8 +63,6 @@ class Lead:
         self.operator = operator
         self._core = rc.Repartitioner(shards, homes, upstreams, operator=operator)
         self._loads: dict[Peer, Any] = {}
-        self._sending: dict[MoveId, rc.SendShard] = {}
-        self._moves = 0
         self._since = 0.0
         self._send_node = send_node
         self._send = send
@@ -97,20 +95,7 @@ class Lead:
 
     def take(self, what: Any) -> None:
         """An answer of a source, an executor or a node."""
-        now = time.monotonic()
-        match what:
-            case ev.ShardOpened(move):
-                sent = self._sending[move]
-                order = do.CopyShard(sent.source, move, sent.shard, sent.destination)
-                self._to_store(sent.source, order)
-            case ev.CopyArrived(move, size):
-                sent = self._sending.pop(move)
-                self._to_store(sent.source, do.DropShard(sent.source, sent.shard))
-                self._enact(self._core.handle(rc.ShardSent(sent.round, sent.shard, size), now))
-            case ev.ShardDropped():
-                pass
-            case _:
-                self._enact(self._core.handle(what, now))
+        self._enact(self._core.handle(what, time.monotonic()))
 
     def _enact(self, orders: Sequence[rc.Order]) -> None:
         for order in orders:
@@ -119,13 +104,8 @@ class Lead:
                     self._send(who, order)
                 case rc.DrainExecutor(executor=who) | rc.ReleaseShards(executor=who):
                     self._send(who, order)
-                case rc.SendShard():
-                    self._moves += 1
-                    move = MoveId(self._moves)
-                    self._sending[move] = order
-                    self._to_store(
-                        order.destination, do.OpenShard(order.destination, move, order.shard)
-                    )
+                case do.OpenShard() | do.CopyShard() | do.DropShard():
+                    self._to_store(order.node, order)
                 case rc.ReportRound():
                     self._journal(order)
                     self._run.round_over()

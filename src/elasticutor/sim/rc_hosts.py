@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
 from elasticutor.core import repartition as rc
-from elasticutor.core.ids import MoveId, NodeId, Peer
+from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.load import ShardLoads
 from elasticutor.core.parts import Part, ShardArray
 from elasticutor.sim.elastic_hosts import ElasticHost
@@ -111,7 +112,7 @@ class RcHost(ElasticHost):
         self._shard_of_key = shard_of_key
         self._shards = shards
         self._drain = rc.Drain(self.name)
-        self._release: tuple[rc.ReleaseShards, int] | None = None
+        self._release = rc.Release(self.name)
         self._keys_in: list[IntArray] = []  # keys of tuples, since they were last counted
         self._keys_done: list[IntArray] = []
         self._useful_s = 0.0
@@ -130,7 +131,7 @@ class RcHost(ElasticHost):
             self._begin_release(event)
             return
         elif kind is ev.LabelReached:
-            self._label_reached()
+            self._report(self._release.reached(event.move))
             return
         super().handle(event)
 
@@ -156,21 +157,9 @@ class RcHost(ElasticHost):
         self._report(self._drain.processed(sum(part.count for part in parts)))
 
     def _begin_release(self, order: rc.ReleaseShards) -> None:
-        """Let the only task write the shards' state and forget it; nothing of theirs is inside."""
         ((task, server),) = self._tasks.items()
-        self._release = order, len(order.shards)
-        for shard in order.shards:
-            reached = ev.LabelReached(task, MoveId(-1 - shard), 0)
-            self._to_task(server, HEADER_BYTES, 0.0, reached)
-
-    def _label_reached(self) -> None:
-        assert self._release is not None  # the core has no moves of its own
-        order, left = self._release
-        if left > 1:
-            self._release = order, left - 1
-        else:
-            self._release = None
-            self._report(rc.ShardsReleased(self.name, order.round))
+        for label in self._release.begin(order, task):
+            self._to_task(server, HEADER_BYTES, 0.0, ev.LabelReached(task, label.move, 0))
 
     def _report(self, answer: rc.Event | None) -> None:
         if answer is not None:
@@ -205,8 +194,6 @@ class Lead(Process):
         self._inside = np.zeros(shards, dtype=np.int64)
         self._loads = ShardLoads(shards, over_s, self._loop.now)
         self._heard: set[Peer] = set()
-        self._sending: dict[MoveId, rc.SendShard] = {}
-        self._moves = 0
         for host in hosts:
             host.lead = self
         for upstream in upstreams:
@@ -239,17 +226,8 @@ class Lead(Process):
         match message:
             case ShardsMeasured():
                 self._measured(message)
-            case ev.ShardOpened(move):
-                sent = self._sending[move]
-                self._to_node(sent.source, self._copy, (move, sent))
-            case ev.CopyArrived(move, size):
-                sent = self._sending.pop(move)
-                self._tell(rc.ShardSent(sent.round, sent.shard, size))
             case _:
-                self._tell(message)
-
-    def _tell(self, event: rc.Event) -> None:
-        self._enact(self.core.handle(event, self._loop.now))
+                self._enact(self.core.handle(message, self._loop.now))
 
     def _enact(self, orders: Sequence[rc.Order]) -> None:
         for order in orders:
@@ -263,11 +241,12 @@ class Lead(Process):
                 case rc.ReleaseShards(executor=who, shards=shards):
                     size = HEADER_BYTES + _ENTRY_BYTES * len(shards)
                     self.send(self._hosts[who], order, size)
-                case rc.SendShard():
-                    self._moves += 1
-                    move = MoveId(self._moves)
-                    self._sending[move] = order
-                    self._to_node(order.destination, self._open, (move, order))
+                case do.OpenShard(node=node):
+                    self._to_node(node, self._open, order)
+                case do.CopyShard(node=node):
+                    self._to_node(node, self._copy, order)
+                case do.DropShard():
+                    pass  # the store's own business, and nobody waits for it
                 case rc.ReportRound():
                     self._over(order)
 
@@ -279,17 +258,15 @@ class Lead(Process):
         number = self.world.number[node]
         self.world.links.send(self._free_at, self.node, number, HEADER_BYTES, action, message)
 
-    def _open(self, message: tuple[MoveId, rc.SendShard]) -> None:
-        move, order = message
-        self._from_node(self.world.number[order.destination], ev.ShardOpened(move))
+    def _open(self, order: do.OpenShard) -> None:
+        self._from_node(self.world.number[order.node], ev.ShardOpened(order.move))
 
-    def _copy(self, message: tuple[MoveId, rc.SendShard]) -> None:
-        move, order = message
+    def _copy(self, order: do.CopyShard) -> None:
         destination, size = self.world.number[order.destination], self.world.shard_bytes
-        arrived = ev.CopyArrived(move, size)
+        arrived = ev.CopyArrived(order.move, size)
         send_state(
             self.world,
-            self.world.number[order.source],
+            self.world.number[order.node],
             destination,
             size,
             lambda _: self._from_node(destination, arrived),
