@@ -317,6 +317,7 @@ def test_a_run_that_is_cancelled_leaves_the_cluster_to_others(
     run = submitted(nodes, tmp_path, chained(source=endless, cores=1))
     wait_until(lambda: committed(run) >= 2, "two epochs")
     run.cancel()
+    # At once: the checkpoint may not have been released yet, but it is about to be.
     again = submitted(nodes, tmp_path, chained(source=endless, cores=1))
     wait_until(lambda: committed(again) >= 3, "more epochs than were due when it was cancelled")
     again.stop()

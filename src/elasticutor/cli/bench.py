@@ -11,7 +11,7 @@ from rich.table import Table
 
 from elasticutor.bench.core import WORKLOADS, Workload, bench_core
 from elasticutor.bench.figures import Spread
-from elasticutor.cli import bench_elastic, bench_moves, bench_scheduler
+from elasticutor.cli import bench_checkpoint, bench_elastic, bench_moves, bench_scheduler
 from elasticutor.cli.output import err, note, out, print_json
 
 if TYPE_CHECKING:  # what runs live is imported by the commands that need it: it takes a second
@@ -22,6 +22,7 @@ app = typer.Typer(help="Measure; figures as a table, or with --json.", no_args_i
 bench_moves.register(app)
 bench_elastic.register(app)
 bench_scheduler.register(app)
+bench_checkpoint.register(app)
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
 Repeat: TypeAlias = Annotated[

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticutor.core import coordinator as co
 from elasticutor.core.ids import Attempt, Epoch, Peer
-from elasticutor.runtime.keeping import release
+from elasticutor.runtime.keeping import ends, release
 from elasticutor.state.checkpoint import Checkpoint, StateFile
 
 if TYPE_CHECKING:
@@ -229,6 +229,8 @@ class EpochDriver:
     def close(self) -> None:
         """Write nothing more, and let the next run have the checkpoint."""
         self._closed = True
+        if self._checkpoint is not None:
+            ends(self._checkpoint)
         if self._clerk is not None:
             self._clerk.close()
 

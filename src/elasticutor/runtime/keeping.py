@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import threading
+from dataclasses import dataclass, field
 
 import cloudpickle
 
@@ -14,7 +16,18 @@ from elasticutor.topology import OperatorPlan, Plan
 
 log = logging.getLogger(__name__)
 
-_OPEN: dict[str, str] = {}
+_RELEASE_S = 30.0
+"""How long a run that has ended may take to let go of its checkpoint."""
+
+
+@dataclass(slots=True)
+class _Held:
+    run: str
+    ends: bool = False
+    released: threading.Event = field(default_factory=threading.Event)
+
+
+_OPEN: dict[str, _Held] = {}
 """The checkpoints that runs of this process have, and which: a claim cannot tell them apart."""
 
 
@@ -38,10 +51,14 @@ def opened(uri: str, run: str, plan: Plan, epoch: int | None) -> Checkpoint:
         CheckpointError: It is damaged, does not fit, or is in use.
     """
     where = Location.at(uri).uri
-    holder = _OPEN.setdefault(where, run)
-    if holder != run:
+    held = _OPEN.get(where)
+    if held is not None and held.ends:
+        held.released.wait(_RELEASE_S)
+    mine = _Held(run)
+    held = _OPEN.setdefault(where, mine)
+    if held is not mine:
         hint = "stop that run, or give this one another location"
-        raise InUseError(f"checkpoint {where}", "be free", f"run {holder}, of this process", hint)
+        raise InUseError(f"checkpoint {where}", "be free", f"run {held.run}, of this process", hint)
     try:
         return Checkpoint.open(
             uri,
@@ -57,6 +74,13 @@ def opened(uri: str, run: str, plan: Plan, epoch: int | None) -> Checkpoint:
         raise
 
 
+def ends(checkpoint: Checkpoint) -> None:
+    """A run has ended: it will release its checkpoint soon, and whoever wants it may wait."""
+    held = _OPEN.get(checkpoint.location.uri)
+    if held is not None:
+        held.ends = True
+
+
 def release(checkpoint: Checkpoint) -> None:
     """Let others have a checkpoint."""
     try:
@@ -64,4 +88,6 @@ def release(checkpoint: Checkpoint) -> None:
     except Exception as error:
         log.warning("the checkpoint could not be released: %s", error)
     finally:
-        _OPEN.pop(checkpoint.location.uri, None)
+        held = _OPEN.pop(checkpoint.location.uri, None)
+        if held is not None:
+            held.released.set()
