@@ -181,9 +181,10 @@ class Keeper:
         """The shard's state has come from the checkpoint."""
         self._require_incoming(read.move)
         del self._incoming[read.move]
-        found = tuple(records)
+        found = records if isinstance(records, Records) else tuple(records)
         self.store.merge(read.shard, found)
-        return [ev.StateArrived(read.move, sum(record.size for record in found))]
+        size = found.size if isinstance(found, Records) else sum(r.size for r in found)
+        return [ev.StateArrived(read.move, size)]
 
     def _require_incoming(self, move: MoveId) -> None:
         if move not in self._incoming:

@@ -25,7 +25,7 @@ from elasticutor.state.checkpoint import (
     StorageError,
     write_increment,
 )
-from elasticutor.state.levels import Record
+from elasticutor.state.levels import Records
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ class Archive:
         keeping: Keeping,
         who: str,
         read: ReadShard,
-        then: Callable[[ReadShard, tuple[Record, ...] | Exception], None],
+        then: Callable[[ReadShard, Records | Exception], None],
     ) -> None:
         """Fetch a shard as of an epoch; all shards of one epoch are read at once."""
         key = (store, read.epoch)
@@ -166,7 +166,7 @@ class _Restoring:
     """An executor's state as of an epoch, on its way from the checkpoint."""
 
     def __init__(
-        self, key: Hashable, then: Callable[[ReadShard, tuple[Record, ...] | Exception], None]
+        self, key: Hashable, then: Callable[[ReadShard, Records | Exception], None]
     ) -> None:
         self.key = key
         self.then = then

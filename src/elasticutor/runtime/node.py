@@ -39,7 +39,7 @@ from elasticutor.runtime.mailroom import DRIVER, Mailroom
 from elasticutor.runtime.specs import Keeping, NodeSpec, TaskSpec
 from elasticutor.runtime.zygote import Ended, Fork, ZygoteClient
 from elasticutor.state.checkpoint import StateFile
-from elasticutor.state.levels import Levels, Record
+from elasticutor.state.levels import Levels, Records
 from elasticutor.state.lmdb_backend import LmdbBackend
 
 _TICK_S = 0.5
@@ -428,9 +428,7 @@ class NodeProcess:
             note = None if file is None else file.as_note()
             self._carry_out(key, store.keeper.written(increment, note))
 
-    def _on_read(
-        self, key: StoreKey, read: ReadShard, found: tuple[Record, ...] | Exception
-    ) -> None:
+    def _on_read(self, key: StoreKey, read: ReadShard, found: Records | Exception) -> None:
         store = self._stores.get(key)
         if store is None or key[0] in self._ending:
             return

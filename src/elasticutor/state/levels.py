@@ -339,6 +339,12 @@ class Levels:
 
     def merge(self, shard: ShardId, records: Iterable[Record]) -> None:
         """Take records that came from another node or a checkpoint, oldest level first."""
+        if isinstance(records, Records):
+            with self._backend.transaction():
+                self._put(
+                    records.epoch, shard, list(zip(records.keys, records.values, strict=True))
+                )
+            return
         by_epoch: dict[Epoch, dict[bytes, Value]] = {}
         for record in records:
             by_epoch.setdefault(record.epoch, {})[record.key] = record.value

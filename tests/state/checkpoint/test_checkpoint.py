@@ -257,7 +257,7 @@ def test_a_new_operator_a_new_source_and_a_wider_key_fit(tmp_path: Path) -> None
     checkpoint = opened(tmp_path, forms=[wider, more], sources={"clicks": 1, "views": 3})
     assert contents(tmp_path, wider, 3) == history[3]
     restorer = Restorer.load(checkpoint.location, more, "more.0", Epoch(3))
-    assert [restorer.records(ShardId(shard)) for shard in range(2)] == [(), ()]
+    assert [list(restorer.records(ShardId(shard))) for shard in range(2)] == [[], []]
 
 
 def test_nodes_that_expect_another_form_are_refused(tmp_path: Path) -> None:

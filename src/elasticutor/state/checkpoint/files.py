@@ -24,7 +24,7 @@ from elasticutor.state.checkpoint.errors import (
 from elasticutor.state.checkpoint.forms import LAYOUT, FileName, Kind, StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location
 from elasticutor.state.checkpoint.typed import TypedValues
-from elasticutor.state.levels import Record
+from elasticutor.state.levels import Record, Records
 
 # Bytes are kept with 64-bit offsets, because an executor's keys and values may exceed 2 GB.
 _BYTES: Final = pa.large_binary()
@@ -228,11 +228,18 @@ def require_form(form: StateForm, kept: StateForm | None, where: str) -> None:
 
 def _table_of(form: StateForm, changes: Mapping[ShardId, Sequence[Record]]) -> pa.Table:
     some = [(shard, records) for shard, records in sorted(changes.items()) if records]
-    records = [record for _, part in some for record in part]
     counts = [len(part) for _, part in some]
     shards = np.repeat(np.array([shard for shard, _ in some], np.int32), counts)
-    keys = [record.key for record in records]
-    return table_of(form, shards, keys, [record.value for record in records])
+    keys: list[bytes] = []
+    values: list[bytes | None] = []
+    for _, part in some:
+        if isinstance(part, Records):  # by columns: no object for each
+            keys += part.keys
+            values += part.values
+        else:
+            keys += [record.key for record in part]
+            values += [record.value for record in part]
+    return table_of(form, shards, keys, values)
 
 
 def _as_parquet(table: pa.Table, name: FileName) -> pa.Buffer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import repeat
 from typing import Self
 
 import numpy as np
@@ -19,7 +18,7 @@ from elasticutor.state.checkpoint.files import (
 from elasticutor.state.checkpoint.forms import StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location
 from elasticutor.state.checkpoint.manifests import manifest_of
-from elasticutor.state.levels import Record
+from elasticutor.state.levels import Records
 
 
 class Restorer:
@@ -57,11 +56,11 @@ class Restorer:
     def __len__(self) -> int:
         return len(self._table)
 
-    def records(self, shard: ShardId) -> tuple[Record, ...]:
+    def records(self, shard: ShardId) -> Records:
         """All of a shard, as if the epoch had written it."""
         start, end = self._starts[shard : shard + 2].tolist()
         keys, values = rows_of(self._form, self._table.slice(start, end - start))
-        return tuple(map(Record, keys, repeat(self.epoch), values))
+        return Records(self.epoch, keys, values)
 
 
 def merged(location: Location, form: StateForm, files: list[StateFile]) -> pa.Table:
