@@ -274,8 +274,8 @@ def told(*events: dict[str, Any]) -> Run:
     return cast("Run", _Told(*events))
 
 
-def sealed(epoch: int, executor: str, flush_ms: float) -> dict[str, Any]:
-    return {"kind": "epoch sealed", "epoch": epoch, "executor": executor, "flush_ms": flush_ms}
+def sealed(epoch: int, executor: str, pause_ms: float) -> dict[str, Any]:
+    return {"kind": "epoch sealed", "epoch": epoch, "executor": executor, "pause_ms": pause_ms}
 
 
 def committed(epoch: int, time: float) -> dict[str, Any]:

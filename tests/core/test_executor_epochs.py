@@ -72,6 +72,20 @@ def test_how_long_markers_and_flushes_took_is_told_when_the_epoch_is_sealed() ->
     rig.now += 0.5
     (sealed,) = of(do.ReportSealed, rig.answer(do.FlushTask))
     assert (sealed.epoch, sealed.align_s, sealed.flush_s) == (1, 3.0, 0.5)
+    assert sealed.pause_s == 0.5
+
+
+def test_a_pause_begins_when_a_task_has_nothing_more_to_process() -> None:
+    rig = two_nodes()
+    rig.send(U, [0, 2])  # a chunk for each task
+    rig.mark()
+    rig.now += 1.0
+    rig.answer(do.Dispatch, times=1)
+    rig.now += 0.25
+    rig.answer(do.Dispatch)
+    rig.now += 0.5
+    (sealed,) = of(do.ReportSealed, rig.answer(do.FlushTask))
+    assert (sealed.flush_s, sealed.pause_s) == (1.75, 0.75)
 
 
 def test_notes_of_increments_are_handed_on_when_the_epoch_is_prepared() -> None:

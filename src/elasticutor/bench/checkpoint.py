@@ -232,7 +232,7 @@ def ended_between(run: Run, start: float, end: float) -> tuple[Ended, ...]:
     pauses: dict[int, float] = {}
     for sealed in run.events("epoch sealed"):
         epoch = sealed["epoch"]
-        pauses[epoch] = max(pauses.get(epoch, 0.0), sealed["flush_ms"])
+        pauses[epoch] = max(pauses.get(epoch, 0.0), sealed["pause_ms"])
     found = [
         Ended(pauses[event["epoch"]], event["seconds"], event["bytes"])
         for event in run.events("epoch committed")

@@ -131,7 +131,7 @@ def _change(
 def _written(run: Run, share: float, epochs: int, files: Sequence[StateFile]) -> Written:
     """What the epochs have written, but for the first: it has what the start let heap up."""
     committed = run.events("epoch committed")[1 : epochs + 1]
-    pauses = {event["epoch"]: event["flush_ms"] for event in run.events("epoch sealed")}
+    pauses = {event["epoch"]: event["pause_ms"] for event in run.events("epoch sealed")}
     numbers = [event["epoch"] for event in committed]
     increments = {number: [f for f in files if f.first == f.last == number] for number in numbers}
     folds = [file for file in files if file.first != file.last]

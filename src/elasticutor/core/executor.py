@@ -339,6 +339,7 @@ class ElasticExecutor:
             return
         task = self._crew.require(event.task)
         self._data.require_answer(task, event)
+        task.answered_at = now
         self._data.answered(task, event, now)
         self._try_to_end_epoch(now)
         self._retire(task, now)
@@ -536,7 +537,9 @@ class ElasticExecutor:
             self._emit(do.PersistIncrement(node, self.epochs.attempt, epoch, tuple(shards)))
         at = self.epochs
         flush_s, align_s = now - at.flushing_at, at.flushing_at - at.marked_at
-        self._emit(do.ReportSealed(at.attempt, epoch, align_s, flush_s))
+        idle_since = [max(at.flushing_at, task.answered_at) for task in self._crew.running]
+        pause_s = now - min(idle_since, default=now)
+        self._emit(do.ReportSealed(at.attempt, epoch, align_s, flush_s, pause_s))
         self._moves.labels_wait = False
         self._moves.send_waiting_labels(now)
         self._arrange(now)

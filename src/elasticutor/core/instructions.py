@@ -257,7 +257,9 @@ class ReportSealed:
     align_s: float
     """From the first marker until all had come, and the epoch's tuples were handed to tasks."""
     flush_s: float
-    """From then until the last task had written its changes: so long no tuple was processed."""
+    """From then until the last task had written its changes."""
+    pause_s: float = 0.0
+    """Of that, the longest that a task had no tuple to process: what is felt of the epoch's end."""
 
 
 @dataclass(frozen=True, slots=True)

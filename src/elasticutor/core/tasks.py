@@ -53,6 +53,8 @@ class TaskView:
     in_flight_s: float = 0.0
     """Estimated work of all flights."""
     granted_at: float = 0.0
+    answered_at: float = 0.0
+    """When its last chunk was answered."""
     row_s: float | None = None
     """Measured seconds per tuple; None before the first measurement."""
 

@@ -37,6 +37,7 @@ def note_report(journal: Journal, who: Peer, report: Any) -> None:
                 epoch=report.epoch,
                 align_ms=round(report.align_s * 1e3, 4),
                 flush_ms=round(report.flush_s * 1e3, 4),
+                pause_ms=round(report.pause_s * 1e3, 4),
             )
         case do.ReportHotShards(shards):
             journal.write("hot shards", executor=who, shards=list(shards))
