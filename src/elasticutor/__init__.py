@@ -11,6 +11,7 @@ What a job is made of is here; see `Topology` for an example of the whole.
 | `Sink`, `Writer`, `EpochWriter` | what sinks of your own are made of |
 | `Cluster`, `submit`, `Run` | Spark as the host, a topology at work |
 | `DataSourceSource`, `DataSourceSink` | PySpark's Python data sources as both |
+| `read_state` | state in a checkpoint, as a DataFrame |
 
 Everything is loaded when it is first asked for: the processes that do the work need little of it,
 and only what is used of `elasticutor.spark` loads pyspark.
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from elasticutor.sources import Generator, HotKey, IterableSource, Offer, Reader, Source
     from elasticutor.spark.cluster import Cluster, submit
     from elasticutor.spark.datasource import DataSourceSink, DataSourceSource
+    from elasticutor.spark.state import read_state
     from elasticutor.state.checkpoint import CheckpointError
     from elasticutor.topology import Stream, Topology
 
@@ -70,6 +72,7 @@ __all__ = [
     "Topology",
     "Writer",
     "__version__",
+    "read_state",
     "submit",
 ]
 
@@ -90,6 +93,7 @@ _HOMES = {
     "elasticutor.sources": ("Generator", "HotKey", "IterableSource", "Offer", "Reader", "Source"),
     "elasticutor.spark.cluster": ("Cluster", "submit"),
     "elasticutor.spark.datasource": ("DataSourceSink", "DataSourceSource"),
+    "elasticutor.spark.state": ("read_state",),
     "elasticutor.state.checkpoint": ("CheckpointError",),
     "elasticutor.topology": ("Stream", "Topology"),
 }

@@ -226,6 +226,14 @@ def test_a_pickled_value_is_not_taken_for_a_key() -> None:
         decode_key(encode([1]))
 
 
+def test_a_pickled_value_within_a_key_is_not_unpickled_either() -> None:
+    pickled = encode([1])
+    within = b"(" + len(pickled).to_bytes(4, "big") + pickled
+    for data in (within, b"p" + pickled):
+        with pytest.raises(BadValueError, match="not be pickled"):
+            decode_key(data)
+
+
 def test_the_bytes_of_keys_stay_what_they_are() -> None:
     """State on disk is found by them, in another version of Python too."""
     forms = {

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from elasticutor import __version__
-from elasticutor.cli import bench, check, demo, sim
+from elasticutor.cli import bench, chaos, check, demo, sim, state
 from elasticutor.cli.output import note
 from elasticutor.errors import ElasticutorError
 
@@ -20,10 +20,12 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+app.command("chaos")(chaos.chaos)
 app.command("check")(check.check)
 app.command("demo")(demo.demo)
 app.command("sim")(sim.sim)
 app.add_typer(bench.app, name="bench")
+app.add_typer(state.app, name="state")
 
 
 def _print_version(wanted: bool) -> None:

@@ -232,7 +232,7 @@ def _load_tuple(data: bytes) -> tuple[Any, ...]:
     begin, end, size_of = 1, len(data), _SIZE.unpack_from
     while begin < end:
         stop = begin + 4 + size_of(data, begin)[0]
-        items.append(decode(data[begin + 4 : stop]))
+        items.append(decode_key(data[begin + 4 : stop]))  # only keys are written so
         begin = stop
     return tuple(items)
 
@@ -256,7 +256,7 @@ _LOADERS: Final[Mapping[int, Callable[[bytes], Any]]] = {
     _MOMENT[0]: lambda data: _EPOCH_UTC + _load_ticks(data),
     _WALL[0]: lambda data: _EPOCH + _load_ticks(data),
     _TIME[0]: lambda data: (_EPOCH + _load_ticks(data)).time(),
-    _SPAN[0]: lambda data: _TICK * decode(data[1:]),
+    _SPAN[0]: lambda data: _TICK * decode_key(data[1:]),
     _DECIMAL[0]: lambda data: Decimal(data[1:].decode()),
     # Nothing is loaded that this executor's own tasks have not written.
     _PICKLED[0]: lambda data: pickle.loads(memoryview(data)[1:]),  # noqa: S301

@@ -1,0 +1,446 @@
+"""Looking into a checkpoint: which epochs it has, and the state in them, for people.
+
+Nothing is claimed and nothing is changed, so this can be done while a run has the checkpoint. That
+run may remove an epoch that is being read: then the newest one is read instead, if no other was
+asked for, and otherwise an error says what there is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from elasticutor.core.ids import Epoch
+from elasticutor.core.keys import executors_of
+from elasticutor.errors import BadValueError, UnsupportedKeyError
+from elasticutor.state.checkpoint.errors import (
+    AbsentError,
+    CheckpointError,
+    DamagedError,
+    MismatchError,
+    Words,
+)
+from elasticutor.state.checkpoint.forms import StateFile, StateForm
+from elasticutor.state.checkpoint.location import Location
+from elasticutor.state.checkpoint.manifests import (
+    EPOCHS,
+    Manifest,
+    ManifestName,
+    names_of,
+    standing,
+)
+from elasticutor.state.checkpoint.reshaping import hashes_of
+from elasticutor.state.checkpoint.restoring import merged
+from elasticutor.state.codec import decode, encode_key
+
+_SOME: Final = 5
+_SCALARS: Final = frozenset(b"NTFiIfsb")
+_PICKLED, _TUPLE, _SPAN = b"*(p"
+_ZONED: Final = re.compile(r"timestamp\[(?P<unit>\w+), tz=(?P<zone>.+)\]")
+_DECIMAL: Final = re.compile(r"(?P<kind>decimal\d+)\((?P<digits>\d+), (?P<scale>-?\d+)\)")
+_FIXED: Final = re.compile(r"fixed_size_binary\[(?P<width>\d+)\]")
+_ENCODED: Final = re.compile(r"dictionary<values=(?P<values>.*), indices=.*>")
+
+T = TypeVar("T")
+"""What is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pickled:
+    """A state that is pickled, and was not unpickled: that would run code.
+
+    Example:
+        >>> Pickled(123)
+        <pickled, 123 bytes>
+    """
+
+    size: int
+    fault: str = ""
+    """Why it could not be unpickled, if that was tried."""
+
+    def __repr__(self) -> str:
+        return f"<pickled, {self.size} bytes{': ' if self.fault else ''}{self.fault}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key and its state."""
+
+    executor: int
+    shard: int
+    key: Any
+    value: Any
+    """Of typed state its one column, or a dictionary of its columns; else as `value_of` has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Some of an operator's state as of an epoch."""
+
+    epoch: Epoch
+    form: StateForm
+    entries: tuple[Entry, ...]
+    more: bool
+    """Whether there are others."""
+
+
+def key_of(data: bytes) -> Any:
+    """A key as the operator sees it, without ever running code.
+
+    Raises:
+        BadValueError: Something in it is pickled, which no key of ours is.
+
+    Example:
+        >>> key_of(encode_key(("Oslo", 7)))
+        ('Oslo', 7)
+        >>> key_of(b"(" + (4).to_bytes(4, "big") + b"*abc")
+        Traceback (most recent call last):
+        elasticutor.errors.BadValueError: key in a checkpoint must not be pickled; got b'*abc'
+    """
+    _require_no_pickle(data)
+    return decode(data)
+
+
+def value_of(data: bytes, *, unpickle: bool = False) -> Any:
+    """A state that is kept as the codec has it; pickled ones only on request, for it runs code.
+
+    Example:
+        >>> from elasticutor.state.codec import encode
+        >>> value_of(encode(3)), value_of(encode([3])), value_of(encode([3]), unpickle=True)
+        (3, <pickled, 18 bytes>, [3])
+    """
+    tag = data[0] if data else None
+    if tag in _SCALARS:
+        return decode(data)
+    if tag != _PICKLED or not unpickle:
+        return Pickled(len(data))
+    try:
+        return decode(data)
+    except Exception as error:  # whatever the code in it does
+        return Pickled(len(data), f"{type(error).__name__}: {error}")
+
+
+def type_of(text: str) -> pa.DataType | None:
+    """The Arrow type of a key's column, given as text; None if it is a nested or unknown one.
+
+    Example:
+        >>> print(type_of("timestamp[us, tz=UTC]"), type_of("struct<a: int8>"))
+        timestamp[us, tz=UTC] None
+    """
+    if found := _ZONED.fullmatch(text):
+        return pa.timestamp(found["unit"], found["zone"])
+    if found := _DECIMAL.fullmatch(text):
+        make = getattr(pa, found["kind"])
+        made: pa.DataType = make(int(found["digits"]), int(found["scale"]))
+        return made
+    if found := _FIXED.fullmatch(text):
+        return pa.binary(int(found["width"]))
+    if found := _ENCODED.fullmatch(text):
+        return type_of(found["values"])
+    try:
+        return pa.type_for_alias(text)
+    except ValueError:
+        return None
+
+
+class StateReader:
+    """Reads a checkpoint, and neither claims nor changes it.
+
+    Example:
+        >>> import tempfile
+        >>> from elasticutor.core.ids import Attempt, ShardId
+        >>> from elasticutor.state.checkpoint import Checkpoint, write_increment
+        >>> from elasticutor.state.codec import encode
+        >>> from elasticutor.state.levels import Record
+        >>> where = tempfile.mkdtemp()
+        >>> form = StateForm("counts", executors=1, shards=1, key=(("city", "string"),))
+        >>> checkpoint = Checkpoint.open(
+        ...     where, run="monday", topology="demo", forms=[form], sources={"clicks": 1}
+        ... )
+        >>> attempt = Attempt(checkpoint.first_attempt + 1)
+        >>> changes = {ShardId(0): [Record(encode_key("Oslo"), Epoch(1), encode(3))]}
+        >>> file = write_increment(
+        ...     checkpoint.location, form, "counts.0", "node-0", attempt, Epoch(1), changes
+        ... )
+        >>> checkpoint.commit(Epoch(1), attempt, [file], {"clicks.0": 17})
+        >>> reader = StateReader(where)
+        >>> reader.show("counts").entries
+        (Entry(executor=0, shard=0, key='Oslo', value=3),)
+        >>> reader.find("counts", ["Bern", "Oslo"]).entries
+        (Entry(executor=0, shard=0, key='Oslo', value=3),)
+        >>> checkpoint.release()
+    """
+
+    def __init__(self, uri: str | os.PathLike[str]) -> None:
+        self.location = Location.at(uri)
+
+    @property
+    def name(self) -> str:
+        """The checkpoint, for messages."""
+        return f"checkpoint {self.location.uri}"
+
+    def names(self) -> list[ManifestName]:
+        """Of all manifests.
+
+        Raises:
+            MismatchError: There are none.
+            StorageError: The storage refuses.
+        """
+        names = names_of(self.location)
+        if not names:
+            raise self._nothing()
+        return names
+
+    def manifest(self, epoch: int | None = None) -> Manifest:
+        """The manifest that counts of an epoch, the newest by default.
+
+        Raises:
+            DamagedError: It is damaged; the message says which other epochs there are.
+            LayoutError: It is of another layout.
+            MismatchError: There is no checkpoint, or no such epoch.
+            StorageError: The storage refuses.
+        """
+        try:
+            return Manifest.read(self.location, self._named(epoch))
+        except DamagedError as error:
+            if not has_vanished(error):
+                raise self._with_others(error) from error
+        # It was removed since its name was read; perhaps there is a newer one.
+        return Manifest.read(self.location, self._named(epoch))
+
+    def steadily(self, epoch: int | None, read: Callable[[Manifest], T]) -> T:
+        """Read something by a manifest, and once more by the newest one if a file has vanished.
+
+        Raises:
+            DamagedError: A file is damaged, or gone although it is still listed.
+            MismatchError: There is no such epoch, or no more.
+            StorageError: The storage refuses.
+        """
+        manifest = self.manifest(epoch)
+        try:
+            return read(manifest)
+        except DamagedError as error:
+            if not has_vanished(error):
+                raise
+            newer = self.manifest(epoch)
+            if newer.name == manifest.name:
+                raise  # it is listed, so it should be there
+        try:
+            return read(newer)
+        except DamagedError as error:
+            if not has_vanished(error):
+                raise
+            hint = "epochs are removed faster than they can be read; try again, or copy it first"
+            raise DamagedError(error.who, error.must, error.got, hint) from error
+
+    def form(self, manifest: Manifest, operator: str) -> StateForm:
+        """How the operator's state is kept.
+
+        Raises:
+            BadValueError: There is no such operator; the message says which there are.
+        """
+        form = manifest.forms.get(operator)
+        if form is None:
+            must = f"be one of those in {self.name}: {', '.join(sorted(manifest.forms)) or 'none'}"
+            raise BadValueError("operator", must, operator)
+        return form
+
+    def show(
+        self,
+        operator: str,
+        *,
+        epoch: int | None = None,
+        limit: int | None = None,
+        unpickle: bool = False,
+    ) -> Shown:
+        """Keys and their states, by executor and shard.
+
+        Args:
+            operator: Whose.
+            epoch: As of which epoch; the newest by default.
+            limit: How many at most; all by default.
+            unpickle: Whether to unpickle what is pickled. That runs code which is in the
+                checkpoint: do it only if you trust whoever can write there.
+
+        Raises:
+            BadValueError: There is no such operator.
+            CheckpointError: The checkpoint, or the epoch, cannot be read.
+        """
+
+        def read(manifest: Manifest) -> Shown:
+            form = self.form(manifest, operator)
+            found: list[Entry] = []
+            for number, executor in enumerate(form.executor_names):
+                files = files_of(manifest, executor)
+                if not files:
+                    continue
+                table = merged(self.location, form, files)
+                left = len(table) if limit is None else limit - len(found)
+                found += entries_of(form, number, table.slice(0, left), unpickle=unpickle)
+                if len(table) > left:
+                    return Shown(manifest.epoch, form, tuple(found), more=True)
+            return Shown(manifest.epoch, form, tuple(found), more=False)
+
+        return self.steadily(epoch, read)
+
+    def find(
+        self,
+        operator: str,
+        keys: Sequence[Any],
+        *,
+        epoch: int | None = None,
+        unpickle: bool = False,
+    ) -> Shown:
+        """The state of the first of some keys that has one; other executors are not read.
+
+        Raises:
+            BadValueError: There is no such operator, or none of the keys has state.
+            CheckpointError: The checkpoint, or the epoch, cannot be read.
+        """
+
+        def read(manifest: Manifest) -> Shown:
+            form = self.form(manifest, operator)
+            tables: dict[int, pa.Table] = {}
+            for key in keys:
+                try:
+                    data, owner = encode_key(key), _owner(form, key)
+                except (UnsupportedKeyError, BadValueError, OverflowError):
+                    continue
+                if owner not in tables:
+                    files = files_of(manifest, form.executor_names[owner])
+                    tables[owner] = merged(self.location, form, files)
+                table = tables[owner]
+                table = table.filter(pc.equal(table["key"], pa.scalar(data, pa.large_binary())))
+                if len(table):
+                    entries = entries_of(form, owner, table, unpickle=unpickle)
+                    return Shown(manifest.epoch, form, tuple(entries), more=False)
+            raise self._no_key(manifest, form, keys)
+
+        return self.steadily(epoch, read)
+
+    def before(self, epoch: int) -> Epoch:
+        """The epoch before this one that can be gone back to.
+
+        Raises:
+            MismatchError: There is none.
+        """
+        there = sorted({name.epoch for name in standing(self.names())})
+        earlier = [other for other in there if other < epoch]
+        if not earlier:
+            must = f"have an epoch before {epoch}"
+            raise MismatchError(self.name, must, Words(f"those of {there[::-1]}"))
+        return earlier[-1]
+
+    def _named(self, epoch: int | None) -> ManifestName:
+        names = self.names()
+        if epoch is None:
+            return max(names)
+        left = standing(names)
+        found = next((name for name in left if name.epoch == epoch), None)
+        if found is None:
+            there = sorted({name.epoch for name in left}, reverse=True)
+            void = any(name.epoch == epoch for name in names)
+            hint = "it is void: a later run went on from an earlier epoch" if void else ""
+            raise MismatchError(self.name, f"have epoch {epoch}", Words(f"those of {there}"), hint)
+        return found
+
+    def _nothing(self) -> MismatchError:
+        there = [name for name in self.location.names("") if not name.startswith(".")]
+        inner = [name for name in there[:100] if self._has_epochs(name)]
+        if inner:
+            hint = f"did you mean {self.location.full(inner[0])}?"
+        else:
+            hint = "give the location that submit(…, checkpoint=…) was given"
+        got = Words(f"a folder with {', '.join(there[:_SOME])}" if there else "nothing there")
+        return MismatchError(self.name, f"have manifests in {EPOCHS}/", got, hint)
+
+    def _has_epochs(self, folder: str) -> bool:
+        try:
+            names = self.location.names(f"{folder}/{EPOCHS}")
+        except CheckpointError:  # a file, most likely
+            return False
+        return any(map(ManifestName.read, names))
+
+    def _with_others(self, error: DamagedError) -> DamagedError:
+        left = sorted({name.epoch for name in standing(self.names())}, reverse=True)
+        return DamagedError(error.who, error.must, error.got, f"there are epochs {left}")
+
+    def _no_key(self, manifest: Manifest, form: StateForm, keys: Sequence[Any]) -> BadValueError:
+        some: list[Any] = []
+        for executor in form.executor_names:
+            table = merged(self.location, form, files_of(manifest, executor))
+            some += map(key_of, table["key"].slice(0, _SOME - len(some)).to_pylist())
+            if len(some) >= _SOME:
+                break
+        by = ", ".join(f"{name} {kind}" for name, kind in form.key)
+        must = f"be one that operator {form.operator!r} has state of in epoch {manifest.epoch}"
+        hint = f"keys are by {by}, such as {', '.join(map(repr, some))}" if some else "it has none"
+        return BadValueError("key", must, keys[0] if keys else None, hint)
+
+
+def entries_of(
+    form: StateForm, executor: int, table: pa.Table, *, unpickle: bool = False
+) -> Iterator[Entry]:
+    """The rows of a table of state, none of them deleted, for people."""
+    shards, keys = table["shard"].to_pylist(), table["key"].to_pylist()
+    if form.schema is None:
+        values = [value_of(data, unpickle=unpickle) for data in table["value"].to_pylist()]
+    else:
+        values = _typed(table["value"])
+    for shard, key, value in zip(shards, keys, values, strict=True):
+        yield Entry(executor, shard, key_of(key), value)
+
+
+def files_of(manifest: Manifest, executor: str) -> list[StateFile]:
+    """What a manifest lists of an executor, oldest first."""
+    return [file for file in manifest.files if file.executor == executor]
+
+
+def has_vanished(error: CheckpointError) -> bool:
+    """Whether a file is not as it should be because it is not there."""
+    return isinstance(error.__cause__, AbsentError)
+
+
+def _typed(column: pa.ChunkedArray) -> list[Any]:
+    """Values of typed columns: the one, or a dictionary of all; None where the state is None."""
+    fields = [field.name for field in column.type]
+    parts = [_python(part) for part in column.combine_chunks().flatten()]
+    if len(parts) == 1:
+        return parts[0]
+    there = column.is_valid().to_pylist()
+    rows = zip(there, *parts, strict=True)
+    return [dict(zip(fields, row, strict=True)) if is_one else None for is_one, *row in rows]
+
+
+def _python(column: pa.Array) -> list[Any]:
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":  # Python has no nanoseconds
+        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
+    elif pa.types.is_duration(kind) and kind.unit == "ns":
+        column = column.cast(pa.duration("us"), safe=False)
+    values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
+    return values
+
+
+def _owner(form: StateForm, key: Any) -> int:
+    return int(executors_of(hashes_of([key]), form.executors)[0])
+
+
+def _require_no_pickle(data: bytes) -> None:
+    tag = data[0] if data else _PICKLED
+    if tag == _PICKLED:
+        raise BadValueError("key in a checkpoint", "not be pickled", data[:20])
+    if tag == _SPAN:
+        _require_no_pickle(data[1:])
+    elif tag == _TUPLE:
+        begin = 1
+        while begin < len(data):
+            stop = begin + 4 + int.from_bytes(data[begin : begin + 4], "big")
+            _require_no_pickle(data[begin + 4 : stop])
+            begin = stop
