@@ -119,7 +119,7 @@ def test_keys_are_as_frequent_as_zipf_says(zipf: float, keys: int) -> None:
 
 @pytest.mark.parametrize(("zipf", "keys"), [(0.0, 3), (0.5, 10_000), (3.0, 5_000)])
 def test_the_fast_way_to_a_rank_is_the_binary_search_to_the_bit(zipf: float, keys: int) -> None:
-    from elasticutor.sources import _Ranks
+    from elasticutor.sources.generating import _Ranks
 
     ranks = _Ranks(keys, zipf)
     edges = ranks._upto[:-1]

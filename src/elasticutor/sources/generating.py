@@ -1,29 +1,12 @@
-"""Where the tuples of a topology come from.
-
-A `Source` is a description that travels to the processes that read it; each of these opens a
-`Reader` for its part (its *task*, counted from 0) and asks it again and again what is due:
-
-```
-offer = reader.poll(time.time(), max_rows)   # never waits
-if offer is None and not reader.exhausted:   # then the process sleeps, or does something else
-    sleep(reader.wait_s(time.time()))
-```
-
-The reader's `offset` goes into every checkpoint. After a failure the source is opened again there,
-and what it offers from then on must be the same tuples as before, in the same order; they may be
-divided differently among offers.
-
-`Generator` makes the load of the paper's experiments; `IterableSource` gives out what it was given.
-"""
+"""The load of the paper's experiments (5.1): tuples made by a clock, from a seed."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from elasticutor.errors import BadValueError
-from elasticutor.schemas import SchemaLike, to_arrow
+from elasticutor.sources.base import Offer, Reader, Source
+from elasticutor.sources.checks import require, require_whole
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -45,86 +29,6 @@ _DRAWS, _SHUFFLES, _PAYLOADS, _HOT = range(4)
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
-    """Tuples that are due."""
-
-    batch: pa.RecordBatch
-
-    born: float
-    """When the oldest of them was due, in seconds since 1970.
-
-    Latency counts from here, and not from when somebody found the time to ask: a reader that is
-    asked late says how late.
-    """
-
-
-class Reader(ABC):
-    """One task's way through a source. Attributes and methods are used by one thread only."""
-
-    exhausted: bool = False
-    """Whether nothing will ever come again."""
-
-    offset: Any = None
-    """The position behind the last offer; never None after one.
-
-    Of plain values: numbers, strings, bytes, and lists, tuples, dicts and sets of them.
-    """
-
-    rate: float | None = None
-    """What it would give per second if nothing held it up, for the scheduler: infinity if that is
-    all it has at once; None where it does not know, and has to be measured."""
-
-    checkpointed: bool = False
-    """Whether the run has a checkpoint, and `committed` is called; set before the first `poll`."""
-
-    @abstractmethod
-    def poll(self, now: float, max_rows: int) -> Offer | None:
-        """What is due by now, at most so many tuples (at least 1); None if nothing is yet.
-
-        It should return within some milliseconds. One that must do slow I/O may do it here: its own
-        process waits, so the markers that end an epoch do too, but no other source does.
-        """
-
-    def wait_s(self, now: float) -> float:
-        """Seconds until `poll` may have something; 0 for at once.
-
-        Asked when `poll` had nothing, and never of a reader that is exhausted.
-        """
-        return 0.01
-
-    def committed(self, offset: Any) -> None:  # noqa: B027 (most keep nothing for a replay)
-        """An epoch that ended at this offset is committed: nothing before it is asked for again.
-
-        For readers that hold on to what was read until then: they may delete or acknowledge it
-        here. Offsets come in their order. After a failure some may be left out; the next one covers
-        them. Only in a run with a checkpoint.
-        """
-
-    def close(self) -> None:  # noqa: B027 (most have nothing to close)
-        """Let go of files and connections. Called once, whatever happened."""
-
-
-class Source(ABC):
-    """Where tuples come from; derive from it for your own. Must survive `cloudpickle`."""
-
-    schema: SchemaLike
-    """Of the tuples: Arrow schema, DDL string or Spark's `StructType`."""
-
-    tasks: int = 1
-    """How many processes read it, unless the topology says otherwise."""
-
-    @abstractmethod
-    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
-        """A reader for one of several tasks.
-
-        Args:
-            task: Which one, from 0.
-            tasks: How many there are; together they give every tuple once.
-            offset: Where to go on, as this task's reader had it; None to begin.
-        """
-
-
-@dataclass(frozen=True, slots=True)
 class HotKey:
     """One key that draws a share of all tuples, and another one every so many seconds."""
 
@@ -132,8 +36,8 @@ class HotKey:
     seconds: float
 
     def __post_init__(self) -> None:
-        _require("share of a hot key", self.share, most=1)
-        _require("seconds of a hot key", self.seconds, above=0)
+        require("share of a hot key", self.share, most=1)
+        require("seconds of a hot key", self.seconds, above=0)
 
 
 @dataclass(frozen=True)
@@ -198,17 +102,17 @@ class Generator(Source):
 
     def __post_init__(self) -> None:
         if self.rate is not None:
-            _require("rate", self.rate, above=0)
-        _require_whole("keys", self.keys, least=1)
-        _require("zipf", self.zipf)
-        _require_whole("payload", self.payload, least=0)
-        _require("omega", self.omega)
-        _require_whole("seed", self.seed, least=0)
+            require("rate", self.rate, above=0)
+        require_whole("keys", self.keys, least=1)
+        require("zipf", self.zipf)
+        require_whole("payload", self.payload, least=0)
+        require("omega", self.omega)
+        require_whole("seed", self.seed, least=0)
         for name in ("rows", "shuffle_rows"):
             if getattr(self, name) is not None:
-                _require_whole(name, getattr(self, name), least=1)
+                require_whole(name, getattr(self, name), least=1)
         if self.seconds is not None:
-            _require("seconds", self.seconds, above=0)
+            require("seconds", self.seconds, above=0)
         self._require_a_clock_for("seconds", self.seconds, "rows")
         self._require_a_clock_for("omega", self.omega, "shuffle_rows")
         if self.hot is not None and not isinstance(self.hot, HotKey):
@@ -466,152 +370,3 @@ class _GeneratorReader(Reader):
         if self._start is None:
             self._start = now - (self._tuples.due_s(self._next) if self._next else 0.0)
         return self._start
-
-
-class IterableSource(Source):
-    """Gives out what it is given, as fast as it is taken; for tests and small inputs.
-
-    All of it is kept and travels with the source. With several tasks, task k has the batches k,
-    k + tasks, and so on. An offset is how many batches of its own a task has given out, and how
-    many rows of the next one.
-
-    Args:
-        batches_or_rows: Record batches of that very schema; or rows, as tuples or as dictionaries.
-        schema: In any form that `elasticutor.schemas.to_arrow` takes.
-        tasks: How many processes read it, unless the topology says otherwise.
-        batch_rows: How many rows make a batch, if they are rows.
-
-    Raises:
-        BadValueError: Something does not fit the schema.
-
-    Example:
-        >>> source = IterableSource([("ann", 1), {"user": "bob", "clicks": 2}], "user string, \
-clicks int")
-        >>> reader = source.open(0, 1, None)
-        >>> reader.poll(0.0, 100).batch.to_pylist()
-        [{'user': 'ann', 'clicks': 1}, {'user': 'bob', 'clicks': 2}]
-        >>> reader.offset, reader.exhausted
-        ((1, 0), True)
-    """
-
-    def __init__(
-        self,
-        batches_or_rows: Iterable[Any],
-        schema: SchemaLike,
-        tasks: int = 1,
-        *,
-        batch_rows: int = 1024,
-    ) -> None:
-        _require_whole("tasks", tasks, least=1)
-        _require_whole("batch_rows", batch_rows, least=1)
-        self.schema = to_arrow(schema)
-        self.tasks = tasks
-        given = list(batches_or_rows)
-        if given and all(isinstance(item, pa.RecordBatch) for item in given):
-            self.batches = tuple(_checked(self.schema, k, batch) for k, batch in enumerate(given))
-        else:
-            self.batches = tuple(_batches(self.schema, given, batch_rows))
-
-    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
-        """A reader of every tasks-th batch."""
-        mine = tuple(batch for batch in self.batches[task::tasks] if batch.num_rows)
-        return _BatchReader(mine, offset)
-
-
-class _BatchReader(Reader):
-    """Batches, one after the other."""
-
-    rate = math.inf
-
-    def __init__(self, batches: Sequence[pa.RecordBatch], offset: Any | None) -> None:
-        self._batches = batches
-        self.offset: tuple[int, int] = (0, 0) if offset is None else offset
-
-    @property
-    def exhausted(self) -> bool:  # type: ignore[override]
-        """Whether the last batch was offered."""
-        return self.offset[0] >= len(self._batches)
-
-    def poll(self, now: float, max_rows: int) -> Offer | None:
-        """The next batch, or a piece of it if it is larger than wanted."""
-        if self.exhausted:
-            return None
-        given, row = self.offset
-        piece = self._batches[given].slice(row, max_rows)
-        ended = row + piece.num_rows == self._batches[given].num_rows
-        self.offset = (given + 1, 0) if ended else (given, row + piece.num_rows)
-        return Offer(piece, now)
-
-    def wait_s(self, now: float) -> float:
-        """Nothing to wait for."""
-        return 0.0
-
-
-def _checked(schema: pa.Schema, number: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-    if not batch.schema.equals(schema):
-        must = f"have the schema {_shown(schema)}"
-        raise BadValueError(f"batch {number}", must, _shown(batch.schema), "cast it first")
-    _require_no_nulls(f"batch {number}", batch)
-    return batch
-
-
-def _batches(schema: pa.Schema, rows: list[Any], size: int) -> Iterable[pa.RecordBatch]:
-    numbered = iter(enumerate(rows))
-    while some := list(islice(numbered, size)):
-        values = [_row(schema, number, row) for number, row in some]
-        who = f"rows {some[0][0]} to {some[-1][0]}"
-        columns = [
-            _column(who, field, [row[place] for row in values])
-            for place, field in enumerate(schema)
-        ]
-        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
-        _require_no_nulls(who, batch)
-        yield batch
-
-
-def _row(schema: pa.Schema, number: int, row: Any) -> Sequence[Any]:
-    """One value per column; dictionaries may leave out what is null."""
-    if isinstance(row, Mapping):
-        if unknown := [name for name in row if name not in schema.names]:
-            must = f"have columns among {schema.names}"
-            raise BadValueError(f"row {number}", must, unknown)
-        return [row.get(name) for name in schema.names]
-    if not isinstance(row, tuple | list):
-        hint = "or give record batches only"
-        raise BadValueError(f"row {number}", "be a tuple or a dictionary", type(row), hint)
-    if len(row) != len(schema):
-        raise BadValueError(f"row {number}", f"have {len(schema)} values", row)
-    return row
-
-
-def _column(who: str, field: pa.Field, values: list[Any]) -> pa.Array:
-    try:
-        return pa.array(values, field.type)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        must = f"have values of type {field.type} in column {field.name!r}"
-        raise BadValueError(who, must, str(error)) from error
-
-
-def _require_no_nulls(who: str, batch: pa.RecordBatch) -> None:
-    for field, column in zip(batch.schema, batch.columns, strict=True):
-        if column.null_count and not field.nullable:
-            raise BadValueError(who, f"have no null in column {field.name!r}", None)
-
-
-def _shown(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
-
-
-def _require_whole(name: str, value: Any, *, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise BadValueError(name, f"be a whole number, at least {least}", value)
-
-
-def _require(name: str, value: Any, *, above: float | None = None, most: float = math.inf) -> None:
-    """A finite number of at least 0, or above something."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and math.isfinite(value) and 0 <= value <= most):
-        must = "be a number, at least 0" if most == math.inf else f"be a number from 0 to {most:g}"
-        raise BadValueError(name, must, value)
-    if above is not None and value <= above:
-        raise BadValueError(name, f"be above {above:g}", value)

@@ -1,0 +1,91 @@
+"""Sources and readers: what a topology's tuples come through."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from elasticutor.schemas import SchemaLike
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Tuples that are due."""
+
+    batch: pa.RecordBatch
+
+    born: float
+    """When the oldest of them was due, in seconds since 1970.
+
+    Latency counts from here, and not from when somebody found the time to ask: a reader that is
+    asked late says how late.
+    """
+
+
+class Reader(ABC):
+    """One task's way through a source. Attributes and methods are used by one thread only."""
+
+    exhausted: bool = False
+    """Whether nothing will ever come again."""
+
+    offset: Any = None
+    """The position behind the last offer; never None after one.
+
+    Of plain values: numbers, strings, bytes, and lists, tuples, dicts and sets of them.
+    """
+
+    rate: float | None = None
+    """What it would give per second if nothing held it up, for the scheduler: infinity if that is
+    all it has at once; None where it does not know, and has to be measured."""
+
+    checkpointed: bool = False
+    """Whether the run has a checkpoint, and `committed` is called; set before the first `poll`."""
+
+    @abstractmethod
+    def poll(self, now: float, max_rows: int) -> Offer | None:
+        """What is due by now, at most so many tuples (at least 1); None if nothing is yet.
+
+        It should return within some milliseconds. One that must do slow I/O may do it here: its own
+        process waits, so the markers that end an epoch do too, but no other source does.
+        """
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until `poll` may have something; 0 for at once.
+
+        Asked when `poll` had nothing, and never of a reader that is exhausted.
+        """
+        return 0.01
+
+    def committed(self, offset: Any) -> None:  # noqa: B027 (most keep nothing for a replay)
+        """An epoch that ended at this offset is committed: nothing before it is asked for again.
+
+        For readers that hold on to what was read until then: they may delete or acknowledge it
+        here. Offsets come in their order. After a failure some may be left out; the next one covers
+        them. Only in a run with a checkpoint.
+        """
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to close)
+        """Let go of files and connections. Called once, whatever happened."""
+
+
+class Source(ABC):
+    """Where tuples come from; derive from it for your own. Must survive `cloudpickle`."""
+
+    schema: SchemaLike
+    """Of the tuples: Arrow schema, DDL string or Spark's `StructType`."""
+
+    tasks: int = 1
+    """How many processes read it, unless the topology says otherwise."""
+
+    @abstractmethod
+    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
+        """A reader for one of several tasks.
+
+        Args:
+            task: Which one, from 0.
+            tasks: How many there are; together they give every tuple once.
+            offset: Where to go on, as this task's reader had it; None to begin.
+        """
