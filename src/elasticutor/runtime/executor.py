@@ -181,6 +181,7 @@ class MainProcess:
             self._report_if(self._drain.processed(before - self._core.inside_rows))
 
     def _on_begin(self, order: BeginAttempt) -> None:
+        self._resting = False  # if it was told to rest, that was before something was lost
         schema = self._spec.operator.output.serialize().to_pybytes()
         for destination in self._destinations:
             self._mail.send(destination, say.Hello(self._spec.who, schema))
