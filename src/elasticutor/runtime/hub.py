@@ -155,6 +155,7 @@ class Hub:
         if self.nodes.pop(node, None) is not None:
             log.warning("node %s was lost: %s", node, reason)
         self.mail.forget(_node(node))
+        self._introduce()
         for run in list(self.runs.values()):
             run.node_lost(node, reason)
         with self.changed:

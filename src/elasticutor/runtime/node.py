@@ -7,6 +7,7 @@ never looks into state: to it, keys and values are bytes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import shutil
@@ -30,7 +31,7 @@ from elasticutor.core.keeper import (
     SendSlice,
     WriteIncrement,
 )
-from elasticutor.errors import ElasticutorError, StaleAttemptError
+from elasticutor.errors import ElasticutorError, StaleAttemptError, UnknownPeerError
 from elasticutor.runtime import messages as say
 from elasticutor.runtime.archive import Archive
 from elasticutor.runtime.channels import Endpoint
@@ -108,6 +109,8 @@ class NodeProcess:
         self._ending: dict[str, _Ending] = {}
         self._slices: deque[tuple[StoreKey, CopyOn | FoldOn | DropOn]] = deque()
         self._archive = Archive(spec.node)
+        self._others: set[str] = set()
+        """The nodes that it knows, by the names under which they are reached."""
         self._free_cpus = list(spec.cpus)
         self._heard_at = time.monotonic()
         self._over = False
@@ -190,6 +193,10 @@ class NodeProcess:
         self._mail.send(DRIVER, say.Alive(self._spec.node))
 
     def _on_peers(self, message: say.Peers) -> None:
+        """All nodes that are up: those that are not any more need no way to them."""
+        for gone in self._others - message.book.keys():
+            self._mail.forget(gone)
+        self._others = set(message.book)
         self._mail.know_all(message.book)
 
     def _on_end_node(self, message: say.EndNode) -> None:
@@ -385,8 +392,8 @@ class NodeProcess:
         for errand in errands:
             match errand:
                 case SendSlice(node=node):
-                    piece = say.Slice(*key, errand)
-                    self._mail.send(f"node {node}", piece)
+                    with contextlib.suppress(UnknownPeerError):  # it is gone, and so is the move
+                        self._mail.send(f"node {node}", say.Slice(*key, errand))
                 case CopyOn() | FoldOn() | DropOn():
                     self._slices.append((key, errand))
                 case WriteIncrement():
