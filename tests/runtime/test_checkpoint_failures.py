@@ -101,8 +101,9 @@ def test_a_flipped_byte_is_named_with_the_epoch_to_go_back_to(
 
 def test_a_checkpoint_in_use_is_refused(nodes: ProcessCluster, tmp_path: Path) -> None:
     run = submitted(nodes, tmp_path, chained(executors=1, cores=1))
-    with pytest.raises(InUseError, match=run.id):
-        submitted(nodes, tmp_path, chained(executors=1, cores=1))
+    for spelling in (tmp_path, f"file://{tmp_path}/", tmp_path / ".." / tmp_path.name):
+        with pytest.raises(InUseError, match=run.id):
+            nodes.submit(chained(executors=1, cores=1), checkpoint=str(spelling))
     run.cancel()
 
 

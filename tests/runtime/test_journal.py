@@ -164,3 +164,20 @@ def test_two_threads_write_whole_lines_in_one_order(tmp_path: Path) -> None:
         assert [event["number"] for event in events if event["kind"] == name] == list(range(200))
     times = [event["time"] for event in events]
     assert times == sorted(times)
+
+
+def test_a_file_that_cannot_be_written_any_more_ends_nothing_but_the_file(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.write("run started")
+
+    class Full:
+        def write(self, text: str) -> None:
+            raise OSError(28, "No space left on device")
+
+    assert journal._file is not None
+    journal._file.close()
+    journal._file = Full()  # type: ignore[assignment]
+    journal.write("epoch committed", epoch=1)
+    journal.write("epoch committed", epoch=2)
+    assert [event["epoch"] for event in journal.events("epoch committed")] == [1, 2]
+    journal.close()

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import pyarrow as pa
 import pytest
 from tests.runtime.live import (
     PATIENCE_S,
@@ -29,9 +33,11 @@ from elasticutor.runtime import messages as say
 from elasticutor.runtime.cluster import ProcessCluster
 from elasticutor.runtime.phases import RunError
 from elasticutor.runtime.run import Run
-from elasticutor.sinks import MemorySink, Sink
+from elasticutor.sinks import MemorySink, Sink, Writer
 from elasticutor.sources import Generator, Source
 from elasticutor.topology import Topology
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ROWS = 6_000
 ROUND = Generator(rate=3_000, keys=60, payload=0, seed=5, rows=ROWS)
@@ -321,3 +327,27 @@ def test_a_run_that_is_cancelled_leaves_the_cluster_to_others(
     again = submitted(nodes, tmp_path, chained(source=endless, cores=1))
     wait_until(lambda: committed(again) >= 3, "more epochs than were due when it was cancelled")
     again.stop()
+
+
+class Reluctant(Writer):
+    """Takes its time to publish."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        time.sleep(0.02)
+
+
+class ReluctantSink(Sink):
+    def open(self, task: int, schema: pa.Schema) -> Writer:
+        return Reluctant()
+
+
+def test_to_stop_a_run_whose_sources_are_exhausted_waits_until_all_is_processed(
+    nodes: ProcessCluster, tmp_path: Path
+) -> None:
+    some = Generator(rate=None, keys=60, payload=0, seed=5, rows=2_000)
+    topology = chained(source=some, sink=ReluctantSink(), cores=1)
+    run = nodes.submit(topology, checkpoint=tmp_path, epoch_interval=1_000.0)
+    wait_until(lambda: run.phase in ("draining", "ended"), "the end of the sources")
+    run.stop(PATIENCE_S)
+    assert committed(run) == 1
+    assert [event["kind"] for event in run.events()[-2:]] == ["run drained", "run ended"]

@@ -10,9 +10,6 @@ from collections import Counter
 
 from elasticutor.errors import BadValueError
 
-_ALTOGETHER = 4
-"""So many times the limit of one kind may fail in all, without progress."""
-
 
 class Patience:
     """Counts failures since the last progress, by their kind.
@@ -38,10 +35,12 @@ class Patience:
     def failed(self, kind: str) -> bool:
         """Take note of a failure; says whether to try again."""
         self._failures[kind] += 1
-        return (
-            self._failures[kind] <= self._most
-            and self._failures.total() <= self._most * _ALTOGETHER
-        )
+        return self._failures[kind] <= self._most
+
+    @property
+    def failures(self) -> int:
+        """How many there were since the last progress, of any kind."""
+        return self._failures.total()
 
     def progressed(self) -> None:
         """An epoch was committed: what failed before does not count any more."""

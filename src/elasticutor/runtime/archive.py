@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,11 +17,11 @@ from typing import Any, TypeVar
 from elasticutor.core.ids import Epoch, NodeId, ShardId
 from elasticutor.core.keeper import ReadShard, WriteIncrement
 from elasticutor.runtime.specs import Keeping
+from elasticutor.runtime.tries import with_patience
 from elasticutor.state.checkpoint import (
     Location,
     Restorer,
     StateFile,
-    StorageError,
     write_increment,
 )
 from elasticutor.state.levels import Records
@@ -30,8 +29,6 @@ from elasticutor.state.levels import Records
 T = TypeVar("T")
 
 _THREADS = 4
-_PAUSES_S = (0.1, 0.5, 2.0)
-"""Between tries of a write that storage refuses: many such refusals pass."""
 
 
 @lru_cache(maxsize=16)
@@ -71,22 +68,17 @@ class Archive:
         self._do(partial(self._written, keeping, who, increment), then)
 
     def _written(self, keeping: Keeping, who: str, increment: WriteIncrement) -> StateFile | None:
-        for pause_s in (*_PAUSES_S, None):
-            try:
-                return write_increment(
-                    _location(keeping.uri),
-                    keeping.form,
-                    who,
-                    str(self._node),
-                    increment.attempt,
-                    increment.epoch,
-                    increment.shards,
-                )
-            except StorageError:
-                if pause_s is None:
-                    raise
-                time.sleep(pause_s)
-        raise AssertionError  # the last try returns or raises
+        return with_patience(
+            lambda: write_increment(
+                _location(keeping.uri),
+                keeping.form,
+                who,
+                str(self._node),
+                increment.attempt,
+                increment.epoch,
+                increment.shards,
+            )
+        )
 
     def read(
         self,
@@ -108,11 +100,13 @@ class Archive:
             self._ready.append(restoring)
 
     def _loaded(self, keeping: Keeping, who: str, epoch: Epoch) -> Restorer:
-        return Restorer.load(_location(keeping.uri), keeping.form, who, epoch)
+        load = partial(Restorer.load, _location(keeping.uri), keeping.form, who, epoch)
+        return with_patience(load)
 
     def _on_loaded(self, restoring: _Restoring, found: Restorer | Exception) -> None:
-        restoring.found = found
-        self._ready.append(restoring)
+        if self._restorers.get(restoring.key) is restoring:  # somebody still wants it
+            restoring.found = found
+            self._ready.append(restoring)
 
     def hand_out(self) -> None:
         """Hand out the next shard that was read; one at a time, since each takes its time."""

@@ -69,8 +69,10 @@ class Attendance:
 
     def introduce(self) -> None:
         """Let everybody know where everybody is, and every node."""
-        nodes = {f"node {node}": seen.endpoint for node, seen in self._hub.nodes.items()}
-        self.send_all(say.Peers({**nodes, **self.book}))
+        self.send_all(say.Peers({**self._nodes(), **self.book}))
+
+    def _nodes(self) -> dict[str, Endpoint]:
+        return {f"node {node}": seen.endpoint for node, seen in self._hub.nodes.items()}
 
     def start_executor(self, who: Peer) -> None:
         """Have an executor's main process started, on the node that it is placed on."""
@@ -113,6 +115,7 @@ class Attendance:
         self.book[message.who] = message.endpoint
         self.pids[message.who] = message.pid
         self._hub.mail.know(self._name(message.who), message.endpoint)
+        self.send(message.who, say.Peers(self._nodes()))  # some may have come since it was started
         return True
 
     def beat(self) -> None:

@@ -63,6 +63,9 @@ RESTARTS = 5
 LATENCY_TARGET_S = 0.1
 """The mean latency that the scheduler keeps unless a run has its own."""
 
+_LONG_S = 30.0
+"""Nodes that have lasted so long are started again at once when all are lost."""
+
 _END_S = 15.0
 """How long a host may take to end by itself."""
 
@@ -113,6 +116,8 @@ class BaseCluster(ABC):
         self._hub = Hub(self._keys, host, port)
         self._runs = 0
         self._generation = 0
+        self._nodes_at = -math.inf  # when all nodes were last lost
+        self._nodes_pause_s = 0.0
         self._stopped = False
         self._schedule_s = schedule_s
         self._scheduler: CoreScheduler | None = None
@@ -317,8 +322,13 @@ class BaseCluster(ABC):
                 self._hub.lose_node(node, reason)
             if recoverable and not self._stopped:
                 self._generation += 1
+                now = time.monotonic()
+                soon = now - self._nodes_at < _LONG_S  # whatever it is, it may pass
+                self._nodes_pause_s = min(5.0, 2 * self._nodes_pause_s + 0.1) if soon else 0.0
+                self._nodes_at = now
                 start = partial(self._start_nodes, self._generation)
-                threading.Thread(target=start, name="hosts of nodes", daemon=True).start()
+                thread = threading.Thread(target=start, name="hosts of nodes", daemon=True)
+                self._hub.after(self._nodes_pause_s, thread.start)
 
         if not self._stopped:
             self._hub.post(lose)
@@ -337,14 +347,18 @@ class BaseCluster(ABC):
             self._scheduler.close()
         try:
             for run in self.runs:
-                run.cancel()
-        except (TimeoutError, ClusterError) as error:
-            log.warning("a run did not end in time: %s", error)
+                self._cancel(run)
         finally:
             try:
                 self._hub.close()
             finally:
                 self._stop_hosts()
+
+    def _cancel(self, run: Run) -> None:
+        try:
+            run.cancel()
+        except (TimeoutError, ClusterError) as error:
+            log.warning("a run did not end in time: %s", error)
 
     def __enter__(self) -> Self:
         return self

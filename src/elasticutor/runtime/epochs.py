@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from elasticutor.core import coordinator as co
 from elasticutor.core.ids import Attempt, Epoch, Peer
 from elasticutor.runtime.keeping import ends, release
+from elasticutor.runtime.tries import with_patience
 from elasticutor.state.checkpoint import Checkpoint, StateFile
 
 if TYPE_CHECKING:
@@ -153,6 +154,7 @@ class EpochDriver:
             else:
                 self._send(order.who, order)
         if starts:
+            self._began_at = time.monotonic()
             self._watcher.sources_started()
             self._plan_next()
 
@@ -226,9 +228,13 @@ class EpochDriver:
             waited = "; ".join(coordinator.waiting_for())
             self._watcher.too_late(missing, f"no answer within {self._patience_s:g} s: {waited}")
 
-    def close(self) -> None:
-        """Write nothing more, and let the next run have the checkpoint."""
+    def stop(self) -> None:
+        """End no more epochs."""
         self._closed = True
+
+    def close(self) -> None:
+        """Let the next run have the checkpoint."""
+        self.stop()
         if self._checkpoint is not None:
             ends(self._checkpoint)
         if self._clerk is not None:
@@ -262,7 +268,9 @@ class _Clerk:
         def job() -> None:
             error: Exception | None = None
             try:
-                self._checkpoint.commit(order.epoch, order.attempt, files, named)
+                with_patience(
+                    lambda: self._checkpoint.commit(order.epoch, order.attempt, files, named)
+                )
                 self._untidy.set()
             except Exception as problem:
                 error = problem

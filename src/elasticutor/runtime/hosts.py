@@ -31,6 +31,8 @@ GIB = 1024**3
 _TICK_S = 1.0
 SILENCE_S = 30.0
 """How long the driver may be silent before a node, or a host of sources and sinks, ends."""
+SILENT = 75
+"""How a node ends that has not heard of the driver."""
 _LONG_LIFE_S = 30.0
 """A node that has lasted so long is started again at once when it is lost."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 5.0
@@ -150,12 +152,21 @@ class _Hosted:
         self._lives = 0
         self._started_at = 0.0
         self._pause_s = 0.0
+        self._silences = 0
         self.name = ""
         self.due_at = 0.0
         """When to start it; infinity while it lives."""
 
-    def lost(self) -> None:
-        """It has ended. The sooner that was after its start, the longer the next one waits."""
+    def lost(self, *, silent: bool) -> None:
+        """It has ended. The sooner that was after its start, the longer the next one waits.
+
+        Args:
+            silent: Because it had not heard of the driver; twice in a row, and there is none.
+        """
+        self._silences = self._silences + 1 if silent else 0
+        if self._silences > 1:
+            self.over()
+            return
         now = time.monotonic()
         lasted_s = now - self._started_at
         if lasted_s > _LONG_LIFE_S:
@@ -203,9 +214,8 @@ def _await_nodes(zygote: Zygote, mail: Mailroom, nodes: Sequence[_Hosted]) -> No
                     how = f"its process ended ({described_end(told.code)})"
                     last = f"; its last words: {told.said.strip()}" if told.said.strip() else ""
                     mail.send(DRIVER, say.NodeGone(NodeId(told.name), how + last))
-                if told.code < 0:  # by a signal: the next one may do better
-                    ended.lost()
-                elif told.code == 0:  # the cluster is over
+                    ended.lost(silent=told.code == SILENT)
+                else:  # the cluster is over
                     for node in nodes:
                         node.over()
 

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _BEAT_S = 1.0
+_LATE_S = 3.0
 SILENCE_S = 10.0
 """A node that has not been heard of for so long counts as lost; it is asked every second."""
 
@@ -55,6 +56,7 @@ class Hub:
         self.staff_changed: Callable[[], None] = _nothing
         """Called when a task of any executor has come or gone."""
         self._heard_at: dict[NodeId, float] = {}
+        self._beat_at = time.monotonic()
         self._calls: deque[Callable[[], None]] = deque()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._timers = 0
@@ -152,12 +154,14 @@ class Hub:
     def lose_node(self, node: NodeId, reason: str) -> None:
         """A node is gone, with everything on it."""
         self.gone.setdefault(node, reason)
-        if self.nodes.pop(node, None) is not None:
+        seen = self.nodes.pop(node, None)
+        if seen is not None:
             log.warning("node %s was lost: %s", node, reason)
+        self._heard_at.pop(node, None)
         self.mail.forget(_node(node))
         self._introduce()
         for run in list(self.runs.values()):
-            run.node_lost(node, reason)
+            run.node_lost(node, seen.slot if seen is not None else str(node), reason)
         with self.changed:
             self.changed.notify_all()
 
@@ -204,7 +208,10 @@ class Hub:
         """A message to the driver was lost, and nobody knows of which run it told."""
         self.mail.excuse()
         for run in list(self.runs.values()):
-            run.fail(error)
+            if run.recovers:
+                run.recovery.message_lost(str(error))
+            else:
+                run.fail(error)
 
     def _make_calls(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -221,13 +228,16 @@ class Hub:
 
     def _beat(self) -> None:
         now = time.monotonic()
+        if now - self._beat_at > _LATE_S:  # this thread was held up itself: ask before judging
+            self._heard_at = dict.fromkeys(self._heard_at, now)
+        self._beat_at = now
         for node in list(self.nodes):
             if now - self._heard_at[node] > SILENCE_S:
                 self.lose_node(node, f"not heard of for {SILENCE_S:g} s")
             else:
                 self.send_node(node, say.Beat())
         for name, run in list(self.runs.items()):
-            run.tick()
+            self._do_safely(run.tick)
             if run.phase is RunPhase.ENDED:
                 del self.runs[name]
 
@@ -243,8 +253,10 @@ class Hub:
         match message:
             case say.NodeUp(node):
                 self._on_node_up(node, message)
-            case say.Alive(node):
+            case say.Alive(node) if node in self.nodes:
                 self._heard_at[node] = time.monotonic()
+            case say.Alive():
+                pass  # taken for lost, and lives on for a while
             case say.NodeGone(node, reason):
                 self.lose_node(node, reason)
             case say.Failed(run="", who=who, text=text):

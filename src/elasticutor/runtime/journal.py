@@ -7,6 +7,7 @@ long it took and how many bytes it moved.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import threading
 import time
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import numpy as np
+
+log = logging.getLogger(__name__)
 
 MOST_EVENTS = 200_000
 """So many are kept in memory, the newest ones; the file has all."""
@@ -49,8 +52,12 @@ class Journal:
             event = {"time": round(time.time(), 6), "kind": kind, **facts}
             self._events.append(event)
             if self._file is not None:
-                self._file.write(json.dumps(_plain(event), allow_nan=False) + "\n")
-                self._file.flush()
+                try:
+                    self._file.write(json.dumps(_plain(event), allow_nan=False) + "\n")
+                    self._file.flush()
+                except OSError as error:  # nothing depends on the file
+                    log.warning("the journal %s goes on in memory only: %s", self.path, error)
+                    self._file = None
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The events so far, or those of one kind."""

@@ -50,7 +50,8 @@ def opened(uri: str, run: str, plan: Plan, epoch: int | None) -> Checkpoint:
     Raises:
         CheckpointError: It is damaged, does not fit, or is in use.
     """
-    where = Location.at(uri).uri
+    location = Location.at(uri)
+    where = location.identity
     held = _OPEN.get(where)
     if held is not None and held.ends:
         held.released.wait(_RELEASE_S)
@@ -58,7 +59,9 @@ def opened(uri: str, run: str, plan: Plan, epoch: int | None) -> Checkpoint:
     held = _OPEN.setdefault(where, mine)
     if held is not mine:
         hint = "stop that run, or give this one another location"
-        raise InUseError(f"checkpoint {where}", "be free", f"run {held.run}, of this process", hint)
+        raise InUseError(
+            f"checkpoint {location.uri}", "be free", f"run {held.run}, of this process", hint
+        )
     try:
         return Checkpoint.open(
             uri,
@@ -76,7 +79,7 @@ def opened(uri: str, run: str, plan: Plan, epoch: int | None) -> Checkpoint:
 
 def ends(checkpoint: Checkpoint) -> None:
     """A run has ended: it will release its checkpoint soon, and whoever wants it may wait."""
-    held = _OPEN.get(checkpoint.location.uri)
+    held = _OPEN.get(checkpoint.location.identity)
     if held is not None:
         held.ends = True
 
@@ -88,6 +91,6 @@ def release(checkpoint: Checkpoint) -> None:
     except Exception as error:
         log.warning("the checkpoint could not be released: %s", error)
     finally:
-        held = _OPEN.pop(checkpoint.location.uri, None)
+        held = _OPEN.pop(checkpoint.location.identity, None)
         if held is not None:
             held.released.set()

@@ -11,6 +11,7 @@ import contextlib
 import os
 import pickle
 import shutil
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from elasticutor.runtime import messages as say
 from elasticutor.runtime.archive import Archive
 from elasticutor.runtime.channels import Endpoint
 from elasticutor.runtime.failures import described, reporting
+from elasticutor.runtime.hosts import SILENT
 from elasticutor.runtime.mailroom import DRIVER, Mailroom
 from elasticutor.runtime.specs import Keeping, NodeSpec, TaskSpec
 from elasticutor.runtime.zygote import Ended, Fork, ZygoteClient
@@ -107,6 +109,7 @@ class NodeProcess:
         self._processes: dict[str, _Process] = {}
         self._closing: dict[str, float] = {}  # names of tasks, and when to kill them
         self._ending: dict[str, _Ending] = {}
+        self._ended: set[str] = set()
         self._slices: deque[tuple[StoreKey, CopyOn | FoldOn | DropOn]] = deque()
         self._archive = Archive(spec.node)
         self._others: set[str] = set()
@@ -162,11 +165,10 @@ class NodeProcess:
     def _tick(self) -> None:
         now = time.monotonic()
         if now - self._heard_at > self._spec.silence_s:
-            raise ElasticutorError(
-                f"driver of node {self._spec.node!r}",
-                f"be heard of within {self._spec.silence_s:g} s",
-                "silence",
-            )
+            who, must = f"driver of node {self._spec.node!r}", "be heard of"
+            silence = ElasticutorError(f"{who}", f"{must} in {self._spec.silence_s:g} s", "silence")
+            sys.stderr.write(f"{silence}\n")
+            raise SystemExit(SILENT)
         for name, kill_at in list(self._closing.items()):
             if now >= kill_at:
                 del self._closing[name]
@@ -240,6 +242,7 @@ class NodeProcess:
     def _close_ended_runs(self) -> None:
         for run in [run for run, ending in self._ending.items() if not ending.waiting]:
             del self._ending[run]
+            self._ended.add(run)
             for key in [key for key in self._stores if key[0] == run]:
                 self._close_store(key)
             for life in [life for life in self._lives if life[0] == run]:
@@ -284,7 +287,8 @@ class NodeProcess:
 
     def _to_node(self, message: say.ToNode) -> None:
         order, key = message.order, (message.run, message.who, message.life)
-        if message.run in self._ending or message.life < self._lives.get(key[:2], 0):
+        over = message.run in self._ending or message.run in self._ended
+        if over or message.life < self._lives.get(key[:2], 0):
             return
         store = (message.run, Peer(message.store or message.who), message.life)
         try:

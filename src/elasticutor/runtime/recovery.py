@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from elasticutor.runtime.supervisor import Supervisor
 
 
+_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 5.0
+"""Before a successor is started, when there was more than one loss since the last epoch."""
+
+
 class Recovery:
     """Brings one run back after losses. Lives in the hub's thread.
 
@@ -69,6 +73,8 @@ class Recovery:
         """Those of them that wait for a node."""
         self._strangers = False
         """Whether somebody has come up who knows nothing of the attempt that has begun."""
+        self._counted = Attempt(0)
+        """The last attempt of which a loss was counted."""
         self._reason = ""
         self._since = 0.0
         self._targets = {who: sum(cores.values()) for who, cores in supervisor.cores.items()}
@@ -103,7 +109,7 @@ class Recovery:
         if self._bear(who, reason):
             self._replace(who, reason)
 
-    def node_lost(self, node: NodeId, reason: str) -> None:
+    def node_lost(self, node: NodeId, slot: str, reason: str) -> None:
         """A node is gone, with everything on it."""
         supervisor, attendance = self._supervisor, self._attendance
         guests, gone = [], []
@@ -115,7 +121,7 @@ class Recovery:
             elif who in attendance.book:
                 guests.append(who)
         needed = gone or any(supervisor.cores[who].get(node) for who in guests)
-        if needed and not self._bear("node", reason):
+        if needed and not self._bear(f"node {slot}", reason):
             return
         for who in guests:
             attendance.send(who, ev.NodeLost(node))
@@ -158,11 +164,20 @@ class Recovery:
         """An executor cannot go on with the attempt, and is there to begin another one."""
         if attempt < self._epochs.coordinator.attempt:
             return
-        if not self._bear(f"attempt of {who}", reason):
+        # What follows from a loss that has been counted is not counted once more.
+        if attempt != self._counted and not self._bear(f"attempt of {who}", reason):
             return
         self._note(reason)
         if not self._absent:  # otherwise all begin again when those are up
             self._epochs.handle(co.ParticipantFailed(who, attempt, reason))
+
+    def message_lost(self, reason: str) -> None:
+        """A message to the driver was lost, and nobody knows which: all begin again."""
+        if self._bear("messages to the driver", reason):
+            self._note(reason)
+            if self._epochs.started and not self._absent:
+                who = self._attendance.executors[0]
+                self._epochs.handle(co.ParticipantLost(who, reason))
 
     def too_late(self, missing: Sequence[Peer], reason: str) -> None:
         """These have not answered: whatever they do, others take their places."""
@@ -177,6 +192,7 @@ class Recovery:
 
     def _bear(self, kind: str, reason: str) -> bool:
         """Whether to try again."""
+        self._counted = self._epochs.coordinator.attempt
         self._supervisor.journal.write("lost", run=self._supervisor.run, who=kind, reason=reason)
         if self._patience.failed(kind):
             return True
@@ -193,7 +209,19 @@ class Recovery:
     def _replace(self, who: Peer, reason: str) -> None:
         self._note(reason)
         self._attendance.lose(who)
-        self._absent[who] = time.monotonic() + self._patience_s
+        # What fails again at once fails for a reason that may pass: the more, the longer the pause.
+        again = self._patience.failures - 1
+        pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** min(again, 16)) if again > 0 else 0.0
+        self._absent[who] = time.monotonic() + pause_s + self._patience_s
+        if pause_s:
+            life = self._attendance.lives[who]
+            self._supervisor.after(pause_s, lambda: self._start(who, life))
+        else:
+            self._start(who, self._attendance.lives[who])
+
+    def _start(self, who: Peer, life: int) -> None:
+        if life != self._attendance.lives[who] or not self._supervisor.recovers:
+            return  # that one was lost before it was started, or the run is over
         if who in self._attendance.executors:
             self._house(who)
         else:

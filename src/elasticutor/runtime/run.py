@@ -252,7 +252,8 @@ class Run:
         Raises:
             Exception: Whatever had made the run fail before.
         """
-        if self._supervisor.phase in (RunPhase.RUNNING, RunPhase.RECOVERING):
+        going = (RunPhase.RUNNING, RunPhase.RECOVERING, RunPhase.DRAINING)
+        if self._supervisor.phase in going:
             try:
                 self.drain(timeout_s)
             except TimeoutError:

@@ -93,6 +93,8 @@ class Supervisor:
         self.pids = self._attendance.pids
         self._exhausted: set[Peer] = set()
         self._restless: set[Peer] = set()
+        self._rest_by = math.inf
+        self._patience_s = terms.patience_s
         self._asked_to_stop = False
         self._was_drained = False
         self._ending = Ending(hub, run, self._attendance)
@@ -170,6 +172,7 @@ class Supervisor:
     def attempt_begun(self, attempt: Attempt, base: Epoch) -> None:
         """Everybody goes back to the base."""
         self._exhausted.clear()
+        self._restless.clear()
         if not self._asked_to_stop:
             self.epochs.go_on()
         self.answers.begin(attempt)
@@ -343,6 +346,10 @@ class Supervisor:
         """Whether somebody decides about its cores."""
         return self.latency_target is not None
 
+    def after(self, seconds: float, function: Callable[[], None]) -> None:
+        """Have something done in the hub's thread, so many seconds from now."""
+        self._hub.after(seconds, function)
+
     def ask(self, who: Peer, message: Any) -> None:
         """Send something to an executor."""
         self._send(who, message)
@@ -368,7 +375,7 @@ class Supervisor:
             for source in self.sources:
                 self._send(source, say.Drain())
             self.epochs.end_last()
-        elif self.phase is RunPhase.RECOVERING and self._asked_to_stop:
+        elif self._asked_to_stop and self.phase in (RunPhase.STARTING, RunPhase.RECOVERING):
             self.epochs.end_last()
 
     def _on_exhausted(self, message: say.Exhausted) -> None:
@@ -379,18 +386,25 @@ class Supervisor:
 
     def _come_to_rest(self) -> None:
         """Everything is processed; before state is read, the last shard must have arrived."""
-        if self.ends_by_itself:
+        if self.ends_by_itself and not self.epochs.durable:
             self._drained()
             self.end()
             return
-        self._restless = {*self.executors, *self._attendance.sinks}
+        # Until the sinks have published the last epoch, one that is lost is worth replacing.
+        executors = () if self.ends_by_itself else self.executors
+        self._restless = {*executors, *self._attendance.sinks}
+        self._rest_by = time.monotonic() + self._patience_s
         for who in self._restless:
             self._send(who, say.Rest())
 
     def _on_rested(self, who: Peer) -> None:
+        if who not in self._restless or self.phase is not RunPhase.DRAINING:
+            return  # it rests on account of a drain that came to nothing
         self._restless.discard(who)
-        if not self._restless and self.phase is RunPhase.DRAINING:
+        if not self._restless:
             self._drained()
+            if self.ends_by_itself:
+                self.end()
 
     def _drained(self) -> None:
         self._was_drained = True
@@ -402,7 +416,7 @@ class Supervisor:
         if self.phase in OVER:
             return
         self._set_phase(RunPhase.ENDING)
-        self.epochs.close()
+        self.epochs.stop()
         self._ending.begin(publishing=self._was_drained and self.epochs.durable)
         self._try_to_close()
 
@@ -445,13 +459,13 @@ class Supervisor:
         else:
             self.recovery.task_lost(who, message.task, f"{named} {reason}")
 
-    def node_lost(self, node: NodeId, reason: str) -> None:
+    def node_lost(self, node: NodeId, slot: str, reason: str) -> None:
         """A node is gone."""
         self._ending.gone(node)
         used = {n for cores in self.cores.values() for n, count in cores.items() if count}
         used |= {placed.node for placed in self._attendance.placements.values()}
         if self.recovers:
-            self.recovery.node_lost(node, f"node {node!r} was lost: {reason}")
+            self.recovery.node_lost(node, slot, f"node {node!r} was lost: {reason}")
         elif node in used:
             self.fail(RunError(f"node {node!r}", "go on", f"was lost: {reason}"))
         self._try_to_close()
@@ -487,6 +501,7 @@ class Supervisor:
         if self.phase is not RunPhase.ENDING or self._ending.left:
             return
         self._attendance.close()
+        self.epochs.close()
         self.journal.write(
             "run ended", run=self.run, seconds=self._age(), error=str(self.error or "")
         )
@@ -512,6 +527,10 @@ class Supervisor:
         if self.recovers:
             self.recovery.tick(now)
             self.epochs.tick(now, self.recovery.under_way)
+        if self.phase is RunPhase.DRAINING and self._restless and now > self._rest_by:
+            self._rest_by = math.inf
+            missing = sorted(self._restless)
+            self.too_late(missing, f"not at rest within {self._patience_s:g} s: {missing}")
         if self.phase is RunPhase.RUNNING:
             self.leads.tick(may_begin=not self._drains)
         if self.phase is RunPhase.STARTING and now > self._start_by:

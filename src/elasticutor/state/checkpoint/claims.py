@@ -36,6 +36,8 @@ CLAIMS: Final = "claims"
 _NAME: Final = re.compile(r"(?P<number>\d{6,})-(?P<nonce>[0-9a-f]{8})\.json")
 _KEPT: Final = 4  # old ones, for those who want to know what happened
 _POLL_S: Final = 0.05
+_ABSENCES: Final = 10
+"""So many looks in a row must find no claim before it counts as taken back."""
 
 Say = Callable[[str], None]
 
@@ -221,16 +223,18 @@ def _wait_for(location: Location, name: str, lease_s: float, until: float, say: 
     lease = max(lease_s, first.lease_s) if first else lease_s
     hint = "stop that run, or give this one another location"
     say(f"{where} is claimed by {who}; waiting {lease:g} s for a sign of it")
-    over = time.monotonic() + lease
+    over, absent = time.monotonic() + lease, 0
     while (now := time.monotonic()) < over:
         if now > until:
             raise InUseError(where, "be free", Words(f"a claim by {who} of {lease:g} s"), hint)
         time.sleep(min(_POLL_S, max(0.0, over - now)))
         seen = Claim.read(location, name)
         if seen is None:
-            if name not in _names(location):
+            absent = absent + 1 if name not in _names(location) else 0
+            if absent >= _ABSENCES:
                 return  # taken back
-            continue  # being written
+            continue  # being written: some storage removes a file before it renames another to it
+        absent = 0
         if seen.released or seen.holder.is_gone():
             return
         if first is not None and seen.renewed != first.renewed:

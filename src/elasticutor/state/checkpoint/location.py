@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import posixpath
 import re
 import secrets
 from collections.abc import Iterator
@@ -81,6 +82,13 @@ class Location:
             hint = "name a bucket or folder, as in s3://bucket/folder"
             raise BadValueError("location of a checkpoint", "name a folder", text, hint)
         return cls(text, filesystem, root)
+
+    @property
+    def identity(self) -> str:
+        """The same for all ways to write one location."""
+        if self._local:
+            return f"file:{os.path.realpath(self._root)}"
+        return f"{self._filesystem.type_name}:{posixpath.normpath(self._root)}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Location.at, (self.uri,)
