@@ -153,16 +153,19 @@ class _Hosted:
         self._started_at = 0.0
         self._pause_s = 0.0
         self._silences = 0
+        self._how = ""
         self.name = ""
         self.due_at = 0.0
         """When to start it; infinity while it lives."""
 
-    def lost(self, *, silent: bool) -> None:
+    def lost(self, how: str, *, silent: bool) -> None:
         """It has ended. The sooner that was after its start, the longer the next one waits.
 
         Args:
+            how: In words; its successor may be heard of before its end is.
             silent: Because it had not heard of the driver; twice in a row, and there is none.
         """
+        self._how = how
         self._silences = self._silences + 1 if silent else 0
         if self._silences > 1:
             self.over()
@@ -186,7 +189,8 @@ class _Hosted:
         for left in Path(self._first.state).iterdir():  # its predecessor's; nobody has it open
             shutil.rmtree(left, ignore_errors=True)
         node = NodeId(self.name)
-        spec = replace(self._first, node=node, site=replace(self._first.site, node=node))
+        site = replace(self._first.site, node=node)
+        spec = replace(self._first, node=node, site=site, before=self._how)
         zygote.fork(
             Fork(
                 self.name,
@@ -214,7 +218,7 @@ def _await_nodes(zygote: Zygote, mail: Mailroom, nodes: Sequence[_Hosted]) -> No
                     how = f"its process ended ({described_end(told.code)})"
                     last = f"; its last words: {told.said.strip()}" if told.said.strip() else ""
                     mail.send(DRIVER, say.NodeGone(NodeId(told.name), how + last))
-                    ended.lost(silent=told.code == SILENT)
+                    ended.lost(how + last, silent=told.code == SILENT)
                 else:  # the cluster is over
                     for node in nodes:
                         node.over()

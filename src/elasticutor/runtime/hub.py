@@ -285,7 +285,7 @@ class Hub:
         for other in [
             n for n, seen in self.nodes.items() if seen.slot == message.slot and n != node
         ]:
-            self.lose_node(other, f"node {node!r} has come in its place")
+            self.lose_node(other, message.before or f"node {node!r} has come in its place")
         self.mail.know(_node(node), message.endpoint)
         self.nodes[node] = message
         self._heard_at[node] = time.monotonic()

@@ -373,6 +373,8 @@ class NodeUp:
     """Something that its user should know, or empty."""
     slot: str = ""
     """What it is called among the nodes that were wanted: at most one of a slot is alive."""
+    before: str = ""
+    """How the one before it ended, if that is known."""
 
 
 @dataclass(frozen=True, slots=True)

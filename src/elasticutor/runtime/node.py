@@ -135,6 +135,7 @@ class NodeProcess:
                 spec.site.sockets,
                 spec.note,
                 spec.slot,
+                spec.before,
             ),
         )
         tick_at = time.monotonic() + _TICK_S

@@ -160,3 +160,5 @@ class NodeSpec:
     """How long the driver may be silent before the node ends by itself."""
     slot: str
     """What it is called among the nodes that were wanted, whichever life of it this is."""
+    before: str = ""
+    """How the one before it in this slot ended."""
