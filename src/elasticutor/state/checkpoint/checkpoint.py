@@ -73,8 +73,8 @@ class Checkpoint:
         >>> checkpoint.committed, checkpoint.notes
         (1, {'clicks.0': 17})
         >>> state = Restorer.load(checkpoint.location, form, "counts.0", checkpoint.committed)
-        >>> state.records(ShardId(3))
-        (Record(key=b'sOslo', epoch=1, value=b'T'),)
+        >>> list(state.records(ShardId(3)))
+        [Record(key=b'sOslo', epoch=1, value=b'T')]
         >>> checkpoint.release()
     """
 
