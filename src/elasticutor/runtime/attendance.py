@@ -51,6 +51,8 @@ class Attendance:
         self.lives: Counter[str] = Counter()
         self.hosts: dict[int, say.EndsHostUp] = {}
         """The hosts of sources and sinks that are up."""
+        self._begun: dict[Peer, int] = {}
+        """The last life of a source task or sink that its host was told to start."""
         self._ends = {Peer(who): (kind, make) for kind, who, make in blueprint.ends()}
 
     @property
@@ -92,16 +94,17 @@ class Attendance:
             self.send(ends_name(self._host_of(who)), say.KillEnd(who, self.lives[who] - 1))
 
     def start_end(self, who: Peer) -> None:
-        """Have a source task or a sink started, as soon as its host is up."""
+        """Have a source task or a sink started, as soon as its host is up; each life once."""
         host = self.hosts.get(self._host_of(who))
-        if host is not None:
+        if host is not None and self._begun.get(who) != self.lives[who]:
             self.send(ends_name(host.number), say.StartEnds((self._end(who, host),)))
 
     def host_up(self, host: say.EndsHostUp) -> None:
         """A host of sources and sinks is up: give it its share of them."""
         self.hosts[host.number] = host
         self._hub.mail.know(self._name(ends_name(host.number)), host.endpoint)
-        ends = tuple(self._end(who, host) for who in self.ends_on(host.number))
+        mine = [who for who in self.ends_on(host.number) if self._begun.get(who) != self.lives[who]]
+        ends = tuple(self._end(who, host) for who in mine)
         self.send(ends_name(host.number), say.StartEnds(ends))
 
     def ends_on(self, number: int) -> list[Peer]:
@@ -160,6 +163,7 @@ class Attendance:
 
     def _end(self, who: Peer, host: say.EndsHostUp) -> say.StartEnd:
         kind, make = self._ends[who]
+        self._begun[who] = self.lives[who]
         life, near = self.lives[who], self._beside(host)
         if near:
             site = self._blueprint.site(near[list(self._ends).index(who) % len(near)], life)

@@ -286,6 +286,8 @@ def host_ends(bootstrap: Bootstrap, run: str, number: int) -> None:
 
 def _start_end(zygote: Zygote, end: say.StartEnd) -> None:
     target = f"elasticutor.runtime.{end.kind}:run_{end.kind}"
+    if f"{end.who}/{end.life}" in zygote.living:
+        return  # told twice
     zygote.fork(Fork(f"{end.who}/{end.life}", target, end.payload))
 
 
