@@ -146,7 +146,10 @@ POINTS = {
     "source": ["take EndEpoch", "send ParticipantPrepared", "take StartSource"],
     "sink": ["send ParticipantPrepared", "take CommitEpoch", "take BeginAttempt"],
 }
-AFTER_A_LOSS = ("ResetTask", "TaskReset", "RollBackStore", "StoreRolledBack", "StartSource")
+AFTER_A_LOSS = (
+    *("BeginAttempt", "ResetTask", "TaskReset"),
+    *("RollBackStore", "StoreRolledBack", "StartSource"),
+)
 """What is met only when another attempt begins."""
 
 
