@@ -296,7 +296,8 @@ def test_labels_wait_while_an_epoch_ends_and_copies_do_not() -> None:
     assert rig.answer(do.CopyShard) == []
     assert [move.phase for move in rig.executor.moves] == [MovePhase.WAITING]
     out = rig.answer(do.FlushTask)
-    assert kinds(out) == ["EmitMarker", "PersistIncrement", "PersistIncrement", "SendLabel"]
+    sealed = ["EmitMarker", "PersistIncrement", "PersistIncrement", "ReportSealed"]
+    assert kinds(out) == [*sealed, "SendLabel"]
     # The epoch was sealed with the shard at its old owner's node.
     assert [of_node.shards for of_node in of(do.PersistIncrement, out)] == [(S0, S1), (S2, S3)]
     rig.settle()
@@ -310,7 +311,8 @@ def test_tuples_of_the_next_epoch_do_not_slip_in_behind_a_label_that_had_to_wait
     rig.mark(V)
     assert rig.ask(S0, T1) == []
     out = rig.answer(do.FlushTask)
-    assert kinds(out) == ["EmitMarker", "PersistIncrement", "SendLabel", "Dispatch"]
+    sealed = ["EmitMarker", "PersistIncrement", "ReportSealed"]
+    assert kinds(out) == [*sealed, "SendLabel", "Dispatch"]
     assert [shard for _, shard, _ in rows_of(of(do.Dispatch, out)[0])] == [1]
     assert rig.executor.waiting == 2
     rig.settle()

@@ -73,8 +73,15 @@ class LongJob:
                 rdd = rdd.withResources(_profile(cpus))
             rdd.mapPartitionsWithIndex(_Part(function)).collect()
         except Exception as error:
-            self.error = "it was cancelled" if self._cancelled else told_by(error)
+            self.error = "it was cancelled" if self._cancelled else told_by(_behind(error))
         self._ended(self.error)
+
+
+def _behind(error: Exception) -> Exception:
+    """What ended a job: once the context is stopped, pyspark stumbles while it tells of that."""
+    first = error.__context__
+    stumbled = isinstance(error, AttributeError) and isinstance(first, Exception)
+    return first if stumbled and isinstance(first, Exception) else error
 
 
 class _Part:
