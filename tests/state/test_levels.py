@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from elasticutor.core.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import OutOfOrderError, StaleAttemptError
@@ -123,6 +123,7 @@ class LevelsMachine(RuleBasedStateMachine):
         self.history = {e: level for e, level in self.history.items() if e <= base}
         self.forget([shard for shard in SHARDS if shard not in keep])
 
+    @precondition(lambda self: self.committed > 1)  # no epoch is before the first
     @rule()
     def roll_back_to_before_the_newest_commit(self) -> None:
         self.attempt, self.committed = Attempt(self.attempt + 1), Epoch(self.committed - 1)
