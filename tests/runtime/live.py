@@ -18,6 +18,9 @@ from elasticutor.operator import BatchState, Operator, State
 from elasticutor.runtime.cluster import ProcessCluster
 from elasticutor.runtime.places import SHARED_MEMORY
 from elasticutor.runtime.run import Run
+from elasticutor.sinks import MemorySink, Sink
+from elasticutor.sources import Source
+from elasticutor.topology import Topology
 
 # The processes of a cluster cannot import tests, so classes travel with their code.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -57,6 +60,30 @@ class ChainBatches(Operator):
             state[key] = after
             rows.append({"key": key, "time": value, "count": after[0], "chain": after[1]})
         return pa.RecordBatch.from_pylist(rows, schema=self.output)
+
+
+def chain_of(
+    source: Source,
+    operator: Operator | None = None,
+    *,
+    sink: Sink | None = None,
+    executors: int = 1,
+    cores: int = 1,
+    shards: int = 8,
+) -> Topology:
+    """Rows of a source, chained by key, into a sink."""
+    topology = Topology("chained")
+    chain = topology.operator(
+        "chain",
+        operator or Chain(),
+        topology.source("rows", source),
+        key="key",
+        cores=cores,
+        executors=executors,
+        shards=shards,
+    )
+    topology.sink("out", sink or MemorySink(), chain)
+    return topology
 
 
 def folded(table: Any) -> tuple[dict[int, list[tuple[int, ...]]], dict[int, Link]]:

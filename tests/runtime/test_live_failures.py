@@ -18,6 +18,7 @@ from tests.runtime.live import (
     PATIENCE_S,
     Chain,
     by_key,
+    chain_of,
     descendants,
     directories_of,
     folded,
@@ -55,18 +56,7 @@ def chained(
     cores: int = 1,
     executors: int = 1,
 ) -> Topology:
-    topology = Topology("chained")
-    chain = topology.operator(
-        "chain",
-        operator or Chain(),
-        topology.source("rows", source),
-        key="key",
-        cores=cores,
-        executors=executors,
-        shards=8,
-    )
-    topology.sink("out", sink or MemorySink(), chain)
-    return topology
+    return chain_of(source, operator, sink=sink, executors=executors, cores=cores)
 
 
 # What fails by itself

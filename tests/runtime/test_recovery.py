@@ -19,6 +19,7 @@ from tests.runtime.live import (
     PATIENCE_S,
     Chain,
     by_key,
+    chain_of,
     folded,
     pid_of,
     pid_of_node,
@@ -33,7 +34,7 @@ from elasticutor.runtime import messages as say
 from elasticutor.runtime.cluster import ProcessCluster
 from elasticutor.runtime.phases import RunError
 from elasticutor.runtime.run import Run
-from elasticutor.sinks import MemorySink, Sink, Writer
+from elasticutor.sinks import Sink, Writer
 from elasticutor.sources import Generator, Source
 from elasticutor.topology import Topology
 
@@ -61,18 +62,7 @@ def chained(
     cores: int = 2,
     shards: int = 8,
 ) -> Topology:
-    topology = Topology("chained")
-    chain = topology.operator(
-        "chain",
-        operator or Chain(),
-        topology.source("rows", source),
-        key="key",
-        cores=cores,
-        executors=executors,
-        shards=shards,
-    )
-    topology.sink("out", sink or MemorySink(), chain)
-    return topology
+    return chain_of(source, operator, sink=sink, executors=executors, cores=cores, shards=shards)
 
 
 def submitted(cluster: ProcessCluster, folder: Path, topology: Topology, **options: Any) -> Run:

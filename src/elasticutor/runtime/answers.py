@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import cloudpickle
 
@@ -71,6 +70,6 @@ class Answers:
         with self.changed:
             self.changed.notify_all()
 
-    def explained(self) -> Any:
+    def explained(self) -> list[str]:
         """Why executors wait, one string each."""
         return [f"{who}: {'; '.join(said)}" for who, said in self.recounts.items()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from elasticutor.core.ids import NodeId, Peer
@@ -174,9 +174,4 @@ class Attendance:
 
 
 def _processes(stages: Sequence[StagePlan]) -> tuple[Peer, ...]:
-    return peers(process for stage in stages for process in stage.processes)
-
-
-def peers(names: Iterable[str]) -> tuple[Peer, ...]:
-    """Names as those of participants."""
-    return tuple(map(Peer, names))
+    return tuple(Peer(process) for stage in stages for process in stage.processes)

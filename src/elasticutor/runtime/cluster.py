@@ -434,17 +434,11 @@ class ProcessCluster(BaseCluster):
         for number in numbers:
 
             def ended(how: str, number: int = number) -> None:
-                self._tell(lambda: supervisor.ends_host_lost(number, how))
+                self._hub.post(lambda: supervisor.ends_host_lost(number, how))
 
             host = _Host(ended, host_ends, self._bootstrap, supervisor.run, number)
             supervisor.on_ended(host.finish)
             self._hosts = [other for other in self._hosts if other.running] + [host]
-
-    def _tell(self, what: Callable[[], None]) -> None:
-        try:
-            self._hub.call(what)
-        except ClusterError:
-            log.debug("the driver's thread is gone already")
 
     def _why_not(self) -> str:
         ended = [host.how for host in self._hosts if not host.running]

@@ -284,10 +284,6 @@ class _Clerk:
         self._jobs.put(None)
         self._untidy.set()
 
-    def join(self, timeout_s: float) -> None:
-        """Wait for the end."""
-        self._thread.join(timeout_s)
-
     def _run(self) -> None:
         renew_at = time.monotonic() + _RENEW_S
         while True:

@@ -22,8 +22,6 @@ from elasticutor.runtime.phases import RunError, RunPhase
 from elasticutor.runtime.supervisor import Supervisor
 from elasticutor.state.codec import decode, decode_key
 
-_OVER = (RunPhase.ENDING, RunPhase.ENDED)
-
 
 class Run:
     """A topology at work. Made by `submit`; safe to use from several threads.

@@ -80,8 +80,9 @@ class LongJob:
 def _behind(error: Exception) -> Exception:
     """What ended a job: once the context is stopped, pyspark stumbles while it tells of that."""
     first = error.__context__
-    stumbled = isinstance(error, AttributeError) and isinstance(first, Exception)
-    return first if stumbled and isinstance(first, Exception) else error
+    if isinstance(error, AttributeError) and isinstance(first, Exception):
+        return first
+    return error
 
 
 class _Part:
