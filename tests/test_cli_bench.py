@@ -17,7 +17,8 @@ from typer.testing import CliRunner, Result
 
 from elasticutor.bench import live
 from elasticutor.cli.app import app
-from elasticutor.runtime.cluster import BaseCluster, ProcessCluster
+from elasticutor.runtime.cluster import BaseCluster
+from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.runtime.run import Run
 
 LIVE = ("throughput", "latency", "width", "shuffle", "memory", "elastic", "scheduler")

@@ -35,7 +35,8 @@ from elasticutor.bench.live import BenchError, Machine
 from elasticutor.cli import bench_checkpoint
 from elasticutor.cli.app import app
 from elasticutor.errors import BadValueError
-from elasticutor.runtime.cluster import BaseCluster, ProcessCluster
+from elasticutor.runtime.cluster import BaseCluster
+from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.runtime.run import Run
 
 QUICK = ("--interval", "0.2", "--seconds", "0.8", "--warm-up", "0.3", "--pairs", "1")

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from elasticutor.sources import Generator, HotKey, IterableSource, Offer, Reader, Source
     from elasticutor.spark.cluster import Cluster, submit
     from elasticutor.spark.datasource import DataSourceSink, DataSourceSource
+    from elasticutor.spark.elastic import elastic
     from elasticutor.spark.state import read_state
     from elasticutor.state.checkpoint import CheckpointError
     from elasticutor.topology import Stream, Topology
@@ -72,6 +73,7 @@ __all__ = [
     "Topology",
     "Writer",
     "__version__",
+    "elastic",
     "read_state",
     "submit",
 ]
@@ -93,6 +95,7 @@ _HOMES = {
     "elasticutor.sources": ("Generator", "HotKey", "IterableSource", "Offer", "Reader", "Source"),
     "elasticutor.spark.cluster": ("Cluster", "submit"),
     "elasticutor.spark.datasource": ("DataSourceSink", "DataSourceSource"),
+    "elasticutor.spark.elastic": ("elastic",),
     "elasticutor.spark.state": ("read_state",),
     "elasticutor.state.checkpoint": ("CheckpointError",),
     "elasticutor.topology": ("Stream", "Topology"),

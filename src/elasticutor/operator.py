@@ -193,6 +193,11 @@ class Operator:
     typed columns: with one column the state is that value, with several a dictionary or a tuple of
     them, and in either case it may be kept by `set_array`. None: any object, kept as bytes."""
 
+    columns: ClassVar[Sequence[str] | None] = None
+    """The input columns that it reads; others are not sent. None: all of them. Only `elastic()`
+    asks for it; the columns of the key always come, and so do those of other operators that the
+    same call feeds."""
+
     def open(self, context: Context) -> None:
         """Called once in each task, before the first row: the place for what cannot be pickled."""
 

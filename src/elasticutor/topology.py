@@ -211,7 +211,7 @@ class Topology:
     """
 
     def __init__(self, name: str) -> None:
-        _require_name("topology", name)
+        require_name("topology", name)
         self.name = name
         self._stages: dict[str, _Stage] = {}
 
@@ -228,10 +228,10 @@ class Topology:
         """
         who = f"source {name!r}"
         self._require_new("source", name)
-        _require_instance(who, source, Source)
+        require_instance(who, source, Source)
         number = source.tasks if tasks is None else tasks
-        _require_count(f"tasks of {who}", number)
-        schema = _resolved(f"schema of {who}", getattr(source, "schema", None))
+        require_count(f"tasks of {who}", number)
+        schema = resolved(f"schema of {who}", getattr(source, "schema", None))
         return self._add(_Stage("source", name, source, output=schema, processes=number))
 
     def operator(
@@ -261,10 +261,10 @@ class Topology:
         """
         who = f"operator {name!r}"
         self._require_new("operator", name)
-        _require_instance(who, operator, Operator)
+        require_instance(who, operator, Operator)
         kind_of(operator)
         for what, count in (("executors", executors), ("shards", shards), ("cores", cores)):
-            _require_count(f"{what} of {who}", count)
+            require_count(f"{what} of {who}", count)
         streams = self._streams(who, inputs)
         stage = _Stage(
             "operator",
@@ -272,7 +272,7 @@ class Topology:
             operator,
             inputs=[stream.name for stream in streams],
             input=streams[0].schema,
-            output=_resolved(f"output of {who}", getattr(operator, "output", None)),
+            output=resolved(f"output of {who}", getattr(operator, "output", None)),
             processes=executors,
             key=_key(who, key, streams[0].schema),
             shards=shards,
@@ -293,7 +293,7 @@ class Topology:
         """
         who = f"sink {name!r}"
         self._require_new("sink", name)
-        _require_instance(who, sink, Sink)
+        require_instance(who, sink, Sink)
         streams = self._streams(who, inputs)
         names = [stream.name for stream in streams]
         self._add(_Stage("sink", name, sink, inputs=names, input=streams[0].schema))
@@ -339,7 +339,7 @@ class Topology:
         )
 
     def _source_plan(self, stage: _Stage) -> SourcePlan:
-        blob = _pickled(str(stage), stage.worker)
+        blob = pickled(str(stage), stage.worker)
         return SourcePlan(
             stage.name, blob, stage.output, stage.processes, self._targets(stage.name)
         )
@@ -347,7 +347,7 @@ class Topology:
     def _operator_plan(self, stage: _Stage) -> OperatorPlan:
         return OperatorPlan(
             name=stage.name,
-            blob=_pickled(str(stage), stage.worker),
+            blob=pickled(str(stage), stage.worker),
             kind=kind_of(stage.worker),
             key=stage.key,
             input=stage.input,
@@ -360,7 +360,7 @@ class Topology:
         )
 
     def _sink_plan(self, stage: _Stage) -> SinkPlan:
-        blob = _pickled(str(stage), stage.worker)
+        blob = pickled(str(stage), stage.worker)
         collects = bool(stage.worker.collects)
         return SinkPlan(stage.name, blob, stage.input, tuple(stage.inputs), collects)
 
@@ -411,7 +411,7 @@ class Topology:
         return streams
 
     def _require_new(self, role: str, name: str) -> None:
-        _require_name(role, name)
+        require_name(role, name)
         # Some file systems do not tell capitals apart.
         alike = [other for other in self._stages.values() if other.name.lower() == name.lower()]
         if alike:
@@ -427,18 +427,21 @@ class Topology:
                 raise BadValueError(f"stream of {stage}", "be taken by someone", "nobody", hint)
 
 
-def _require_name(role: str, name: Any) -> None:
+def require_name(role: str, name: Any) -> None:
+    """Refuse what cannot be the name of a source, operator or sink."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         must = "be 1 to 40 of A-Z a-z 0-9 _ - . and not begin with - or . nor end in .<number>"
         raise BadValueError(f"name of a {role}", must, name, "it becomes part of file names")
 
 
-def _require_count(who: str, count: Any) -> None:
+def require_count(who: str, count: Any) -> None:
+    """Refuse what is no whole number from 1 on."""
     if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count < 2**31:
         raise BadValueError(who, "be a whole number, at least 1", count)
 
 
-def _require_instance(who: str, worker: Any, kind: type) -> None:
+def require_instance(who: str, worker: Any, kind: type) -> None:
+    """Refuse what is not of a kind, with a word for those who gave the class itself."""
     if isinstance(worker, kind):
         return
     hint = f"derive from elasticutor's {kind.__name__}"
@@ -447,7 +450,8 @@ def _require_instance(who: str, worker: Any, kind: type) -> None:
     raise BadValueError(who, f"be an instance of {kind.__name__}", worker, hint)
 
 
-def _resolved(who: str, schema: SchemaLike) -> pa.Schema:
+def resolved(who: str, schema: SchemaLike) -> pa.Schema:
+    """What `to_arrow` makes of a schema; errors say whose it is."""
     if schema is None:
         hint = 'for example "user_id long, clicks int"'
         raise BadValueError(who, "be an Arrow schema, DDL or a StructType", None, hint)
@@ -469,11 +473,12 @@ def _key(who: str, key: Any, schema: pa.Schema) -> tuple[str, ...]:
         if column not in schema.names:
             hint = closest(column, schema.names)
             raise BadValueError(f"key of {who}", "be a column of its input", column, hint)
-        _require_hashable(who, schema.field(column))
+        require_hashable(who, schema.field(column))
     return columns
 
 
-def _require_hashable(who: str, column: pa.Field) -> None:
+def require_hashable(who: str, column: pa.Field) -> None:
+    """Refuse a column that cannot be (part of) a key."""
     try:
         key_hashes(pa.nulls(0, column.type))
     except UnsupportedKeyError as error:
@@ -497,7 +502,7 @@ def _shown(column: pa.Field | None) -> str:
     return f"{column.name} {column.type}" + ("" if column.nullable else " NOT NULL")
 
 
-def _pickled(who: str, worker: object) -> bytes:
+def pickled(who: str, worker: object) -> bytes:
     """A worker as bytes that were seen to come to life again."""
     error = _unpicklable(worker)
     if error is not None:

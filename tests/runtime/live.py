@@ -15,8 +15,8 @@ import psutil
 import pyarrow as pa
 
 from elasticutor.operator import BatchState, Operator, State
-from elasticutor.runtime.cluster import ProcessCluster
 from elasticutor.runtime.places import SHARED_MEMORY
+from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.runtime.run import Run
 from elasticutor.sinks import MemorySink, Sink
 from elasticutor.sources import Source

@@ -13,7 +13,7 @@ from tests.runtime.test_recovery import ROUND, ROWS, chained, committed, submitt
 
 from elasticutor.errors import BadValueError, StateFullError
 from elasticutor.operator import Operator, State
-from elasticutor.runtime.cluster import ProcessCluster
+from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.runtime.run import Run
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator

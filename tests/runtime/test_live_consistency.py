@@ -13,8 +13,8 @@ import pytest
 
 from elasticutor.bench.consistency import Links, bench_consistency, violations
 from elasticutor.operator import Operator, State
-from elasticutor.runtime.cluster import ProcessCluster
 from elasticutor.runtime.phases import RunError
+from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology

@@ -18,7 +18,7 @@ from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.ids import TaskId
 from elasticutor.errors import BadValueError, LastCoreError
 from elasticutor.operator import Context, Operator, State
-from elasticutor.runtime.cluster import ProcessCluster
+from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.runtime.run import Run
 from elasticutor.sinks import CallableSink, MemorySink
 from elasticutor.sources import Generator, HotKey

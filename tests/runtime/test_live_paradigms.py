@@ -13,7 +13,7 @@ from elasticutor.core.ids import ShardId
 from elasticutor.core.paradigm import Paradigm
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.blueprint import in_paradigm
-from elasticutor.runtime.cluster import ProcessCluster
+from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.runtime.run import Run
 from elasticutor.sinks import MemorySink, NoSink
 from elasticutor.sources import Generator, IterableSource

@@ -24,8 +24,8 @@ from tests.runtime.live import (
 )
 
 from elasticutor.operator import BatchState, Operator, State
-from elasticutor.runtime.cluster import ProcessCluster
 from elasticutor.runtime.ledger import RunMetrics
+from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.sinks import MemorySink
 from elasticutor.sources import Generator, IterableSource
 from elasticutor.topology import Topology

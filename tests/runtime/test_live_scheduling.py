@@ -10,7 +10,7 @@ from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.scheduler import Plan
 from elasticutor.core.seen import TopologySeen
 from elasticutor.runtime import scheduling
-from elasticutor.runtime.cluster import ProcessCluster
+from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.runtime.run import Run
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator

@@ -31,8 +31,8 @@ from elasticutor.core.ids import Peer
 from elasticutor.errors import BadValueError, LastCoreError
 from elasticutor.operator import Operator, OperatorError, State
 from elasticutor.runtime import messages as say
-from elasticutor.runtime.cluster import ProcessCluster
 from elasticutor.runtime.phases import RunError
+from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.runtime.run import Run
 from elasticutor.sinks import Sink, Writer
 from elasticutor.sources import Generator, Source

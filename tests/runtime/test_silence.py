@@ -12,8 +12,8 @@ import pytest
 from tests.runtime.live import PATIENCE_S, pid_of, started, wait_until
 from tests.runtime.test_recovery import ROUND, ROWS, chained, committed, require_fold, task_of
 
-from elasticutor.runtime.cluster import ProcessCluster
 from elasticutor.runtime.phases import RunError
+from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.runtime.run import Run
 
 SOON_S = 1.5

@@ -38,7 +38,8 @@ from elasticutor.chaos.topology import SINK, Load, Shape, topology_of
 from elasticutor.core.ids import NodeId, Peer, TaskId
 from elasticutor.errors import ElasticutorError
 from elasticutor.runtime import messages as say
-from elasticutor.runtime.cluster import BaseCluster, ProcessCluster
+from elasticutor.runtime.cluster import BaseCluster
+from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.runtime.run import Run
 
 _GLANCE_S = 0.2

@@ -54,6 +54,7 @@ class DataPath:
         self._epochs = epochs
         self._emit = emit
         self._next_chunk = 0
+        self._ended: dict[Peer, Epoch] = {}  # upstreams that wait for the last of their outputs
         self._inside = np.zeros(config.shards, dtype=np.int64)  # tuples not processed, per shard
         self._work = WorkLog(config.shards)
         self._loads = ShardLoads(config.shards, config.load_half_life_s, now)
@@ -71,6 +72,7 @@ class DataPath:
             returned=self._returns,
         )
         self.receiver.clear()
+        self._ended.clear()
         self._count_work()
         self._inside[:] = 0
 
@@ -171,6 +173,8 @@ class DataPath:
         if self._work.full:
             self._count_work()
         self._take_outputs(event.outputs)
+        if self._ended:
+            self._return_marker(flight.parts[0].batch.upstream)
         self.feed(task, now)
 
     def _settle_inputs(self, flight: Flight, useful_s: float) -> int:
@@ -225,11 +229,26 @@ class DataPath:
         elif blocked and not self.outputs.blocked(destination):
             self.feed_all(now)
 
+    def end_upstream(self, upstream: Peer, epoch: Epoch) -> None:
+        """An upstream has ended the epoch: as soon as all its outputs are here, mark their end.
+
+        Only where outputs return to it: it need not wait for what others have sent.
+        """
+        if self._returns:
+            self._ended[upstream] = epoch
+            self._return_marker(upstream)
+
+    def _return_marker(self, upstream: Peer) -> None:
+        if upstream in self._ended and not self.credits.inside(upstream):
+            self.outputs.end_epoch(self._ended.pop(upstream), [upstream])
+            self._send(upstream)
+
     def end_epoch(self, epoch: Epoch) -> None:
         """All outputs of the epoch are here: mark its end behind them, and go on with the next."""
-        self.outputs.end_epoch(epoch)
-        for destination in self.outputs.destinations:
-            self._send(destination)
+        if not self._returns:
+            self.outputs.end_epoch(epoch)
+            for destination in self.outputs.destinations:
+                self._send(destination)
         self.receiver.next_epoch()
 
     def _take_outputs(self, outputs: tuple[ev.Output, ...]) -> None:

@@ -494,6 +494,7 @@ class ElasticExecutor:
             self.epochs.marked_at = now
         self.epochs.marked.add(event.upstream)
         self._data.receiver.wait_ahead(event.upstream)
+        self._data.end_upstream(event.upstream, event.epoch)
         self._try_to_end_epoch(now)
 
     def _try_to_end_epoch(self, now: float) -> None:

@@ -122,10 +122,10 @@ class Outputs:
         outlet.buffered += output.size
         self._buffered += output.size
 
-    def end_epoch(self, epoch: Epoch) -> None:
-        """Put a marker behind the outputs for every destination."""
-        for outlet in self._outlets.values():
-            outlet.waiting.append(epoch)
+    def end_epoch(self, epoch: Epoch, destinations: Iterable[Peer] | None = None) -> None:
+        """Put a marker behind the outputs for these destinations; None: for all of them."""
+        for destination in self._outlets if destinations is None else destinations:
+            self._outlets[destination].waiting.append(epoch)
 
     def require_rising(self, destination: Peer, total: int) -> int:
         """Refuse a credit that is below an earlier one; returns by how much it is above."""

@@ -32,6 +32,10 @@ End: TypeAlias = tuple[str, str, Callable[[Site], Any]]
 """A source or a sink: its kind, its name, and what makes its specification at a site."""
 
 
+_RETURN = (Route("", (), (Peer(""),)),)
+"""Back to whoever has sent what it was made of; the main process knows who that is."""
+
+
 def in_paradigm(plan: Plan, paradigm: Paradigm) -> Plan:
     """The plan as a paradigm has it.
 
@@ -104,7 +108,7 @@ class Blueprint:
             operator.key,
             operator.input,
             operator.output,
-            self._routes(operator.targets),
+            _RETURN if self._config.outputs == "return" else self._routes(operator.targets),
         )
         executor = ExecutorSpec(
             self.site(placed.node, life),

@@ -1,7 +1,7 @@
 """Clusters: nodes that offer cores, and the runs on them.
 
 `BaseCluster` is all of a cluster but how its processes come to be: `elasticutor.spark.Cluster` has
-Spark host them, `ProcessCluster` starts them on this machine.
+Spark host them, `elasticutor.runtime.process_cluster.ProcessCluster` starts them on this machine.
 """
 
 from __future__ import annotations
@@ -9,40 +9,41 @@ from __future__ import annotations
 import getpass
 import logging
 import math
-import multiprocessing
-import os
 import secrets
-import signal
 import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from elasticutor.core.config import LIVE, ExecutorConfig
+from elasticutor.core.coordinator import Coordinator
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.paradigm import PARADIGMS, Paradigm
 from elasticutor.core.placement import place
 from elasticutor.errors import BadValueError
+from elasticutor.runtime.batch_driver import BatchDriver
 from elasticutor.runtime.blueprint import Blueprint, in_paradigm
-from elasticutor.runtime.failures import described_end
-from elasticutor.runtime.hosts import Bootstrap, NodesWanted, host_ends, host_nodes
+from elasticutor.runtime.epochs import EpochDriver, Epochs
+from elasticutor.runtime.hosts import Bootstrap
 from elasticutor.runtime.hub import ClusterError, Hub
 from elasticutor.runtime.journal import Journal
 from elasticutor.runtime.keeping import keeping_of, opened, release
 from elasticutor.runtime.phases import RunPhase, Terms
+from elasticutor.runtime.reception import Reception
 from elasticutor.runtime.run import Run
 from elasticutor.runtime.scheduling import CoreScheduler
 from elasticutor.runtime.security import ClusterKeys
 from elasticutor.runtime.specs import Tempo
 from elasticutor.runtime.supervisor import Supervisor
-from elasticutor.topology import Topology
+from elasticutor.state.checkpoint import Checkpoint
+from elasticutor.topology import Plan, Topology
 
 log = logging.getLogger(__name__)
 
@@ -65,9 +66,6 @@ LATENCY_TARGET_S = 0.1
 
 _LONG_S = 30.0
 """Nodes that have lasted so long are started again at once when all are lost."""
-
-_END_S = 15.0
-"""How long a host may take to end by itself."""
 
 
 def free_cores(hub: Hub, without: tuple[str, Peer] | None = None) -> dict[NodeId, int]:
@@ -115,6 +113,7 @@ class BaseCluster(ABC):
         self._keys = ClusterKeys.generate()
         self._hub = Hub(self._keys, host, port)
         self._runs = 0
+        self._receptions: dict[str, Reception] = {}
         self._generation = 0
         self._nodes_at = -math.inf  # when all nodes were last lost
         self._nodes_pause_s = 0.0
@@ -236,11 +235,6 @@ class BaseCluster(ABC):
         if latency_target is not None and not 0 < latency_target < math.inf:
             raise BadValueError("latency_target", "be seconds above 0, or None", latency_target)
         plan = in_paradigm(topology.plan(), paradigm)
-        if self._stopped:
-            raise ClusterError("cluster", "be running", "a run after its end")
-        if not self._hub.nodes:
-            gone = "; ".join(f"{node}: {why}" for node, why in self._hub.gone.items())
-            raise ClusterError("cluster", "have nodes", f"none. Lost are {gone}", "make a new one")
         if balance_s < 0 or measure_s <= 0:
             raise BadValueError("intervals", "be positive", (balance_s, measure_s))
         for name, seconds in (("epoch_interval", epoch_interval), ("patience_s", patience_s)):
@@ -253,41 +247,182 @@ class BaseCluster(ABC):
                 str(checkpoint),
                 "use another paradigm",
             )
-        self._runs += 1
-        run = f"{self.id}-{self._runs}"
-        wants = [(Peer(who), op.cores) for op in plan.operators for who in op.processes]
-        ends = sum(source.tasks for source in plan.sources) + len(plan.sinks)
-        hosts = self._hosts_for(ends)
-        path = Path(journal) if journal is not None else _journal_path(run)
-
-        scheduled = paradigm in ("elastic", "naive") and self._scheduler is not None
-        target = latency_target if scheduled else None
-        tempo = Tempo(0.0 if paradigm == "static" else balance_s, measure_s, patience_s)
+        scheduled = paradigm in ("elastic", "naive")
         terms = Terms(
             paradigm=paradigm,
-            latency_target=target,
+            latency_target=latency_target if scheduled and self._scheduler else None,
             end_when_drained=not keep,
             start_timeout_s=start_timeout_s,
             epoch_interval_s=epoch_interval,
             patience_s=patience_s,
             restarts=restarts,
         )
+        run = self._next_run()
         kept = None if checkpoint is None else opened(str(checkpoint), run, plan, epoch)
+        ends = sum(source.tasks for source in plan.sources) + len(plan.sinks)
+
+        def epochs(supervisor: Supervisor) -> EpochDriver:
+            return EpochDriver(
+                self._hub,
+                Coordinator(supervisor.executors, supervisor.sources, supervisor.sinks),
+                supervisor,
+                supervisor.ask,
+                sources=supervisor.sources,
+                executors=supervisor.executors,
+                checkpoint=kept,
+                interval_s=epoch_interval,
+                patience_s=patience_s,
+            )
+
+        return self._launch(
+            run,
+            plan,
+            terms,
+            Tempo(0.0 if paradigm == "static" else balance_s, measure_s, patience_s),
+            config=config or LIVE,
+            journal=journal,
+            kept=kept,
+            epochs=epochs,
+            hosts=self._hosts_for(ends),
+        )
+
+    def host(
+        self,
+        plan: Plan,
+        *,
+        count: Callable[[int], tuple[int, int]],
+        checkpoint: str | None = None,
+        owner: str = "",
+        below: int = 1,
+        latency_target: float | None = None,
+        balance_s: float = 0.1,
+        measure_s: float = 0.25,
+        patience_s: float = PATIENCE_S,
+        start_timeout_s: float = START_TIMEOUT_S,
+        config: ExecutorConfig | None = None,
+        journal: str | Path | None = None,
+    ) -> Run:
+        """Start operators that a query feeds batch by batch; returns when they can be fed.
+
+        The run's epochs are driven by `run.batches`, and it ends with whatever is lost: then the
+        query runs its batch again, from another run's executors.
+
+        Args:
+            plan: Operators alone.
+            count: Says of a stage how many tasks it runs, and of how many partitions its data is;
+                called in a thread of its own.
+            checkpoint: Where their state is made durable. None: every execution begins with none.
+            owner: Whose checkpoint it is: nobody else may go on from it.
+            below: The epoch that is to come next.
+            latency_target: As of `submit`.
+            balance_s: As of `submit`.
+            measure_s: As of `submit`.
+            patience_s: As of `submit`.
+            start_timeout_s: As of `submit`.
+            config: As of `submit`.
+            journal: As of `submit`.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged, does not fit, or is in use.
+            Exception: Whatever kept it from starting.
+        """
+        terms = Terms(
+            paradigm="elastic",
+            latency_target=latency_target if self._scheduler else None,
+            end_when_drained=True,
+            start_timeout_s=start_timeout_s,
+            epoch_interval_s=EPOCH_INTERVAL_S,
+            patience_s=patience_s,
+            restarts=0,
+        )
+        if not self._hub.nodes and not self._stopped:  # those that were lost may be on their way
+            self._hub.await_nodes(1, start_timeout_s, self._why_not)
+        run = self._next_run()
+        plan = replace(plan, name=owner or plan.name)
+        kept = None if checkpoint is None else opened(checkpoint, run, plan, below=below)
+        tempo = Tempo(balance_s, measure_s, patience_s)
+        config = replace(config or LIVE, outputs="return")
+        credit = config.min_credit_bytes
+
+        def epochs(supervisor: Supervisor) -> BatchDriver:
+            return BatchDriver(self._hub, supervisor, count, kept, tempo, credit)
+
+        return self._launch(
+            run,
+            plan,
+            terms,
+            tempo,
+            config=config,
+            journal=journal,
+            kept=kept,
+            epochs=epochs,
+            hosts=0,
+        )
+
+    @property
+    def hub(self) -> Hub:
+        """The driver's end of it."""
+        return self._hub
+
+    @property
+    def bootstrap(self) -> Bootstrap:
+        """What a process needs to find it, keys included."""
+        return self._bootstrap
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it is over."""
+        return self._stopped
+
+    def receive(self, frame: str, reception: Reception) -> None:
+        """Serve the tasks of an elastic DataFrame, for as long as the cluster lasts."""
+        if self._stopped:
+            raise ClusterError("cluster", "be running", "a DataFrame after its end")
+        self._receptions[frame] = reception
+
+    def _next_run(self) -> str:
+        if self._stopped:
+            raise ClusterError("cluster", "be running", "a run after its end")
+        if not self._hub.nodes:
+            gone = "; ".join(f"{node}: {why}" for node, why in self._hub.gone.items())
+            raise ClusterError("cluster", "have nodes", f"none. Lost are {gone}", "make a new one")
+        self._runs += 1
+        return f"{self.id}-{self._runs}"
+
+    def _launch(
+        self,
+        run: str,
+        plan: Plan,
+        terms: Terms,
+        tempo: Tempo,
+        *,
+        config: ExecutorConfig,
+        journal: str | Path | None,
+        kept: Checkpoint | None,
+        epochs: Callable[[Supervisor], Epochs],
+        hosts: int,
+    ) -> Run:
+        """Start everybody, and wait until they run."""
+        wants = [(Peer(who), op.cores) for op in plan.operators for who in op.processes]
+        path = Path(journal) if journal is not None else _journal_path(run)
+        paradigm = terms.paradigm
+        # Operators of a query make do with what there is, scheduled or not.
+        share = terms.latency_target is not None or not hosts
 
         def make() -> Supervisor:
             free = free_cores(self._hub)
-            placements = place(wants, free, first=self._runs - 1, share=target is not None)
-            keeping = None if checkpoint is None else keeping_of(str(checkpoint), plan)
+            placements = place(wants, free, first=self._runs - 1, share=share)
+            keeping = None if kept is None else keeping_of(kept.location.uri, plan)
             supervisor = Supervisor(
                 self._hub,
                 run,
                 plan,
                 placements,
                 terms,
-                blueprint=Blueprint(self._hub, run, plan, config or LIVE, tempo, paradigm, keeping),
+                blueprint=Blueprint(self._hub, run, plan, config, tempo, paradigm, keeping),
                 journal=Journal(path),
                 ends_hosts=hosts,
-                checkpoint=kept,
+                epochs=epochs,
                 free_cores=lambda: free_cores(self._hub),
                 restart_hosts=self._restart_ends,
             )
@@ -303,7 +438,8 @@ class BaseCluster(ABC):
             raise
         started = Run(self._hub, supervisor)
         try:
-            self._start_ends(supervisor, range(hosts))
+            if hosts:
+                self._start_ends(supervisor, range(hosts))
             _await_running(supervisor)
         except BaseException:
             started.cancel()
@@ -317,7 +453,7 @@ class BaseCluster(ABC):
         """
 
         def lose() -> None:
-            recoverable = [run for run in self._hub.runs.values() if run.recovers]
+            recoverable = self._hub.receptions or any(r.recovers for r in self._hub.runs.values())
             for node in list(self._hub.nodes):
                 self._hub.lose_node(node, reason)
             if recoverable and not self._stopped:
@@ -391,134 +527,3 @@ def _journal_path(run: str) -> Path:
     base = Path(tempfile.gettempdir()) / f"elasticutor-journals-{getpass.getuser()}"
     base.mkdir(mode=0o700, exist_ok=True)
     return base / f"{run}.jsonl"
-
-
-class ProcessCluster(BaseCluster):
-    """Nodes as processes of this machine, without Spark: for tests, and for trying things out.
-
-    Args:
-        nodes: How many; each has its own directory and sockets, and TCP between them.
-        cores: Of each node.
-        schedule_s: How often the scheduler may change cores; 0: never.
-        options: Further fields of `NodesWanted`.
-    """
-
-    def __init__(
-        self,
-        nodes: int = 1,
-        cores: int = 2,
-        *,
-        schedule_s: float = SCHEDULE_S,
-        start_timeout_s: float = START_TIMEOUT_S,
-        **options: Any,
-    ) -> None:
-        names = tuple(f"n{number}" for number in range(nodes))
-        self._wanted = NodesWanted(names, cores, options.pop("pin", False), **options)
-        self._hosts: list[_Host] = []
-        super().__init__(
-            host="127.0.0.1",
-            port=0,
-            expected=nodes,
-            start_timeout_s=start_timeout_s,
-            schedule_s=schedule_s,
-        )
-
-    def _start_nodes(self, generation: int = 0) -> None:
-        wanted = self._wanted.renamed(f"g{generation}" if generation else "")
-        self._hosts.append(_Host(self._nodes_ended, host_nodes, self._bootstrap, wanted))
-
-    def _nodes_ended(self, how: str) -> None:
-        self._all_nodes_lost(f"the host of the nodes has ended ({how})")
-
-    def _start_ends(self, supervisor: Supervisor, numbers: Sequence[int]) -> None:
-        for number in numbers:
-
-            def ended(how: str, number: int = number) -> None:
-                self._hub.post(lambda: supervisor.ends_host_lost(number, how))
-
-            host = _Host(ended, host_ends, self._bootstrap, supervisor.run, number)
-            supervisor.on_ended(host.finish)
-            self._hosts = [other for other in self._hosts if other.running] + [host]
-
-    def _why_not(self) -> str:
-        ended = [host.how for host in self._hosts if not host.running]
-        return f"their host has ended ({ended[0]})" if ended else ""
-
-    def _stop_hosts(self) -> None:
-        until = time.monotonic() + _END_S
-        for host in self._hosts:
-            if not host.join(until - time.monotonic()):
-                host.kill()
-                host.join(10.0)
-
-
-class _Host:
-    """A host as a process of this machine, and a thread that waits for its end.
-
-    Args:
-        ended: Told how it ended, in words; called in that thread.
-        target: What it does there, with
-        args: these arguments.
-    """
-
-    def __init__(self, ended: Callable[[str], None], target: Any, *args: Any) -> None:
-        self.how = ""
-        """How it ended; empty as long as it has not."""
-        context = multiprocessing.get_context("spawn")
-        self._process: BaseProcess = context.Process(
-            target=_be_host, args=(target, *args), daemon=True
-        )
-        self._ended = ended
-        self._process.start()
-        self._thread = threading.Thread(target=self._wait, name="host's end", daemon=True)
-        self._thread.start()
-
-    @property
-    def running(self) -> bool:
-        """Whether it has not ended, as far as is known."""
-        return not self.how
-
-    @property
-    def pid(self) -> int | None:
-        """Its process id."""
-        return self._process.pid
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait for its end; says whether it has come."""
-        self._thread.join(max(0.1, timeout_s))
-        return not self._thread.is_alive()
-
-    def finish(self) -> None:
-        """It should end by itself now; should it not, it is killed. Returns at once."""
-
-        def see_to_it() -> None:
-            if not self.join(_END_S):
-                self.kill()
-
-        threading.Thread(target=see_to_it, name="end of host", daemon=True).start()
-
-    def kill(self) -> None:
-        """End it at once; its zygote sees that, and ends all others."""
-        self._process.kill()
-
-    def _wait(self) -> None:
-        self._process.join()
-        self.how = described_end(self._process.exitcode or 0)
-        self._ended(self.how)
-
-
-def _be_host(target: Callable[..., None], *args: Any) -> None:
-    """Run in a host's process: Ctrl-C is for the driver, which then says what to do.
-
-    If the driver ends without a word, so does the host.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with_driver, name="driver's end", daemon=True).start()
-    target(*args)
-
-
-def _die_with_driver() -> None:
-    driver = multiprocessing.parent_process()
-    if driver is not None:
-        driver.join()
-        os.kill(os.getpid(), signal.SIGKILL)

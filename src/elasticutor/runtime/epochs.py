@@ -7,25 +7,20 @@ waits for a disk.
 
 from __future__ import annotations
 
-import logging
-import queue
-import threading
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticutor.core import coordinator as co
 from elasticutor.core.ids import Attempt, Epoch, Peer
-from elasticutor.runtime.keeping import ends, release
-from elasticutor.runtime.tries import with_patience
+from elasticutor.runtime.clerk import Clerk
+from elasticutor.runtime.keeping import ends
 from elasticutor.state.checkpoint import Checkpoint, StateFile
 
 if TYPE_CHECKING:
     from elasticutor.runtime.hub import Hub
 
-log = logging.getLogger(__name__)
-
-_RENEW_S = 2.0
 _ANSWER_S = 2.0
 """How long those have who are asked why they have not answered."""
 
@@ -55,8 +50,56 @@ class EpochWatcher(Protocol):
         """These have not answered for too long."""
 
 
+class Epochs(Protocol):
+    """Whatever drives the epochs of a run: by a clock, or by the batches of a query."""
+
+    @property
+    def durable(self) -> bool:
+        """Whether the run itself can go on from what is committed."""
+
+    @property
+    def started(self) -> bool:
+        """Whether an attempt has begun, or may at any time."""
+
+    @property
+    def attempt(self) -> Attempt:
+        """The current one."""
+
+    @property
+    def committed(self) -> Epoch:
+        """The newest epoch that is."""
+
+    @property
+    def flowing_since(self) -> float:
+        """Since when tuples flow, as far as it knows; infinity while none do."""
+
+    def start(self) -> None:
+        """Everybody is up."""
+
+    def handle(self, event: co.CoordinatorEvent) -> None:
+        """A participant has answered, or is lost."""
+
+    def end_last(self) -> None:
+        """End the open epoch; no other follows."""
+
+    def go_on(self) -> None:
+        """The last epoch was not the last one, after all."""
+
+    def waiting_for(self) -> list[str]:
+        """Why nothing happens, in words."""
+
+    def tick(self, now: float, absent: bool) -> None:
+        """Nobody may be waited for without end."""
+
+    def stop(self) -> None:
+        """The run is over: begin and commit nothing more."""
+
+    def close(self) -> None:
+        """Nothing of the run is left: let the next one have the checkpoint."""
+
+
 class EpochDriver:
-    """Drives the epochs of one run. Lives in the hub's thread.
+    """Drives the epochs of one topology. Lives in the hub's thread.
 
     Args:
         hub: Whose thread.
@@ -92,7 +135,7 @@ class EpochDriver:
         self._checkpoint = checkpoint
         self._interval_s = interval_s
         self._patience_s = patience_s
-        self._clerk = None if checkpoint is None else _Clerk(checkpoint, hub.post)
+        self._clerk = None if checkpoint is None else Clerk(checkpoint, hub.post)
         self._due_at = float("inf")
         self._began_at = 0.0  # of the epoch's end
         self._bytes = 0
@@ -112,6 +155,25 @@ class EpochDriver:
     def started(self) -> bool:
         """Whether an attempt has begun."""
         return self.coordinator.phase is not co.CoordinatorPhase.IDLE
+
+    @property
+    def flowing_since(self) -> float:
+        """The run itself knows better."""
+        return -math.inf
+
+    @property
+    def attempt(self) -> Attempt:
+        """The current one."""
+        return self.coordinator.attempt
+
+    @property
+    def committed(self) -> Epoch:
+        """The newest epoch that is."""
+        return self.coordinator.committed
+
+    def waiting_for(self) -> list[str]:
+        """Why nothing happens, in words."""
+        return self.coordinator.waiting_for()
 
     def start(self) -> None:
         """Begin, from the newest epoch of the checkpoint."""
@@ -239,80 +301,3 @@ class EpochDriver:
             ends(self._checkpoint)
         if self._clerk is not None:
             self._clerk.close()
-
-
-class _Clerk:
-    """A thread that writes manifests, tidies up behind them, and keeps the lease."""
-
-    def __init__(self, checkpoint: Checkpoint, post: Callable[[Callable[[], None]], None]) -> None:
-        self._checkpoint = checkpoint
-        self._post = post
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="elasticutor-clerk", daemon=True)
-        self._tidier = threading.Thread(target=self._tidy, name="elasticutor-tidier", daemon=True)
-        self._untidy = threading.Event()
-        self._over = threading.Event()
-        self._thread.start()
-        self._tidier.start()
-
-    def commit(
-        self,
-        order: co.WriteManifest,
-        files: Sequence[StateFile],
-        notes: Mapping[Peer, Any],
-        then: Callable[[Exception | None], None],
-    ) -> None:
-        """Write a manifest; then tell, in the hub's thread, what kept it from being there."""
-        named = {str(who): note for who, note in notes.items()}
-
-        def job() -> None:
-            error: Exception | None = None
-            try:
-                with_patience(
-                    lambda: self._checkpoint.commit(order.epoch, order.attempt, files, named)
-                )
-                self._untidy.set()
-            except Exception as problem:
-                error = problem
-            self._post(lambda: then(error))
-
-        self._jobs.put(job)
-
-    def close(self) -> None:
-        """End, as soon as what is being written is written; returns at once."""
-        self._over.set()
-        self._jobs.put(None)
-        self._untidy.set()
-
-    def _run(self) -> None:
-        renew_at = time.monotonic() + _RENEW_S
-        while True:
-            try:
-                job = self._jobs.get(timeout=max(0.0, renew_at - time.monotonic()))
-                if job is None:
-                    break
-                job()
-            except queue.Empty:
-                pass
-            if time.monotonic() >= renew_at:
-                renew_at = time.monotonic() + _RENEW_S
-                self._renew()
-        release(self._checkpoint)
-
-    def _renew(self) -> None:
-        try:
-            self._checkpoint.renew()
-        except Exception as error:
-            log.warning("the lease of the checkpoint could not be renewed: %s", error)
-
-    def _tidy(self) -> None:
-        """Folding takes long and nobody waits for it, so it has a thread of its own."""
-        while True:
-            self._untidy.wait()
-            self._untidy.clear()
-            if self._over.is_set():
-                return
-            try:
-                self._checkpoint.tidy()
-            except Exception as error:
-                log.warning("the checkpoint could not be tidied up: %s", error)

@@ -20,10 +20,11 @@ import pyarrow as pa
 
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
+from elasticutor.core.batches import BeginBatch
 from elasticutor.core.coordinator import BeginAttempt, CommitEpoch
 from elasticutor.core.cores import core_changes
 from elasticutor.core.executor import ElasticExecutor
-from elasticutor.core.ids import NodeId, TaskId
+from elasticutor.core.ids import NodeId, Peer, TaskId
 from elasticutor.core.keys import shards_of
 from elasticutor.core.repartition import Drain, DrainExecutor, Release, ReleaseShards
 from elasticutor.core.tasks import TaskStatus
@@ -66,6 +67,7 @@ class MainProcess:
         self._resting = self._rested = False
         self._wanted = spec.cores
         self._shares_store = spec.store != spec.who
+        self._returns = spec.config.outputs == "return"
         self._drain = Drain(spec.who)
         self._release = Release(spec.who)
         self._destinations = tuple(p for route in spec.operator.routes for p in route.peers)
@@ -147,6 +149,11 @@ class MainProcess:
             )
         self._greeted.add(message.sender)
 
+    def _on_join(self, message: say.Join) -> None:
+        if message.attempt == self._core.epochs.attempt:
+            self._mail.know(message.sender, message.endpoint)
+            self._on_hello(say.Hello(message.sender, message.schema))
+
     def _on_tuples(self, message: Tuples) -> None:
         packet = message.packet
         if message.sender not in self._greeted or len(packet.hashes) != packet.rows:
@@ -162,8 +169,9 @@ class MainProcess:
         self._tell(ev.MarkerArrived(message.sender, message.attempt, message.epoch))
 
     def _on_result(self, message: Result) -> None:
+        sender = self._sender_of(message) if self._returns else None
         outputs = tuple(
-            ev.Output(out.destination, out.packet, out.size, out.packet.rows)
+            ev.Output(sender or out.destination, out.packet, out.size, out.packet.rows)
             for out in message.outputs
         )
         before = self._core.inside_rows if self._shares_store else 0
@@ -179,6 +187,20 @@ class MainProcess:
         )
         if self._shares_store:
             self._report_if(self._drain.processed(before - self._core.inside_rows))
+
+    def _sender_of(self, message: Result) -> Peer | None:
+        """Who had sent what a chunk was made of; tasks do not know, nor need to."""
+        task = self._core.tasks.get(message.task)
+        if task is None or not task.flights:
+            return None
+        return task.flights[0].parts[0].batch.upstream
+
+    def _on_begin_batch(self, order: BeginBatch) -> None:
+        for gone in self._greeted:  # every batch has upstreams of its own
+            self._mail.forget(gone)
+        self._greeted.clear()
+        begun = ev.AttemptBegun(order.attempt, order.base, order.epoch, order.upstreams)
+        self._tell(begun)
 
     def _on_begin(self, order: BeginAttempt) -> None:
         self._resting = False  # if it was told to rest, that was before something was lost
@@ -434,6 +456,8 @@ _HANDLERS: dict[type, Callable[[MainProcess, Any], None]] = {
     DrainExecutor: MainProcess._on_drain,
     ReleaseShards: MainProcess._on_release,
     say.Hello: MainProcess._on_hello,
+    say.Join: MainProcess._on_join,
+    BeginBatch: MainProcess._on_begin_batch,
     Tuples: MainProcess._on_tuples,
     Credit: MainProcess._on_credit,
     say.Marker: MainProcess._on_marker,

@@ -51,6 +51,8 @@ class Hub:
         self.gone: dict[NodeId, str] = {}
         """Nodes that were lost, and why."""
         self.runs: dict[str, Supervisor] = {}
+        self.receptions: dict[str, Callable[[say.Arrive], None]] = {}
+        """Where the tasks of queries are received, by their elastic DataFrame."""
         self.changed = threading.Condition()
         """Notified when a node comes or goes."""
         self.staff_changed: Callable[[], None] = _nothing
@@ -115,7 +117,8 @@ class Hub:
         until = time.monotonic() + timeout_s
         with self.changed:
             while len(self.nodes) < count:
-                reason = failed() or "; ".join(f"{n}: {why}" for n, why in self.gone.items())
+                gone = {} if self.receptions else self.gone  # for queries, others take their places
+                reason = failed() or "; ".join(f"{n}: {why}" for n, why in gone.items())
                 if reason:
                     raise ClusterError("nodes", "start", reason)
                 if time.monotonic() >= until:
@@ -263,6 +266,8 @@ class Hub:
                 self.lose_node(NodeId(who.removeprefix("node ")), text)
             case say.EndsHostUp(run=name) if name not in self.runs:
                 self._send_home(message)
+            case say.Arrive(frame):
+                self.receptions.get(frame, self._turn_away)(message)
             case _:
                 run = self.runs.get(getattr(message, "run", ""))
                 if run is None:
@@ -279,6 +284,14 @@ class Hub:
         name = f"late host of {host.run}"
         self.mail.know(name, host.endpoint)
         self.mail.send(name, say.EndRun(host.run, 0.0))
+        self.mail.forget(name)
+
+    def _turn_away(self, arrived: say.Arrive) -> None:
+        """A task of an elastic DataFrame that nobody has any more."""
+        name = f"late task {arrived.task.task}"
+        text = "the elastic DataFrame is gone: its cluster was stopped, or it is of another driver"
+        self.mail.know(name, arrived.endpoint)
+        self.mail.send(name, say.Refused(arrived.task.task, b"", text))
         self.mail.forget(name)
 
     def _on_node_up(self, node: NodeId, message: say.NodeUp) -> None:

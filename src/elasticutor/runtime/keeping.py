@@ -44,7 +44,9 @@ def keeping_of(uri: str, plan: Plan) -> dict[str, Keeping]:
     return {operator.name: Keeping(uri, form_of(operator)) for operator in plan.operators}
 
 
-def opened(uri: str, run: str, plan: Plan, epoch: int | None) -> Checkpoint:
+def opened(
+    uri: str, run: str, plan: Plan, epoch: int | None = None, below: int | None = None
+) -> Checkpoint:
     """The checkpoint, claimed for a run and checked against its plan.
 
     Raises:
@@ -70,6 +72,7 @@ def opened(uri: str, run: str, plan: Plan, epoch: int | None) -> Checkpoint:
             forms=[form_of(operator) for operator in plan.operators],
             sources={source.name: source.tasks for source in plan.sources},
             epoch=epoch,
+            below=below,
             say=log.warning,
         )
     except BaseException:

@@ -63,6 +63,11 @@ class Mailroom:
         """Wake up when this file can be read, too."""
         self._poller.register(fd, zmq.POLLIN)
 
+    def watch_too(self, other: Mailroom) -> None:
+        """Wake up when another mailroom of this thread has mail, too."""
+        for socket in other._inbox.sockets:
+            self._poller.register(socket, zmq.POLLIN)
+
     def unwatch(self, fd: int) -> None:
         """Do not look at this file any more."""
         self._poller.unregister(fd)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from elasticutor.core.batches import Ingress
 from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, ShardId, TaskId
 from elasticutor.core.keeper import SendSlice
 from elasticutor.core.latency import LatencyHistogram
@@ -48,6 +49,85 @@ class Marker:
     sender: Peer
     attempt: Attempt
     epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """An upstream that comes and goes with its attempt: what it sends, and where it takes outputs.
+
+    The first message on its channel.
+    """
+
+    sender: Peer
+    attempt: Attempt
+    schema: bytes
+    endpoint: Endpoint
+
+
+# Between the tasks that feed a query's operators, and the driver ----------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive:
+    """A task wants to send."""
+
+    frame: str
+    """The elastic DataFrame that it is of."""
+    query: str
+    """Empty for an action on a batch DataFrame."""
+    group: str
+    """The job group, which is the run of the query unless somebody has set another one."""
+    task: Ingress
+    endpoint: Endpoint
+    home: str
+    """Which machine, user and Spark executor it is on; those alike can share files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """The task may send, under this name."""
+
+    task: int
+    run: str
+    attempt: Attempt
+    epoch: Epoch
+    upstream: Peer
+    credit: int
+    """What it may send to each executor before it is granted more, and they to it."""
+    measure_s: float
+    book: Mapping[str, Endpoint]
+    """Where the executors are."""
+    node: NodeId
+    """The node that it is beside; empty if there is none."""
+    sockets: str
+    """The directory of that node's ipc sockets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The task must fail."""
+
+    task: int
+    error: bytes
+    """The exception, pickled by the driver."""
+    text: str
+    """The same in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The task has sent everything, and has all outputs of it."""
+
+    run: str
+    task: Ingress
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The task may end: all that it has sent is safe."""
+
+    task: int
 
 
 # From participants to the driver ------------------------------------------------------------------

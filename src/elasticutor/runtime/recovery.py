@@ -26,7 +26,7 @@ from elasticutor.core.patience import Patience
 from elasticutor.core.placement import Placement, place
 from elasticutor.runtime import messages as say
 from elasticutor.runtime.attendance import Attendance
-from elasticutor.runtime.epochs import EpochDriver
+from elasticutor.runtime.epochs import Epochs
 
 if TYPE_CHECKING:
     from elasticutor.runtime.supervisor import Supervisor
@@ -53,7 +53,7 @@ class Recovery:
         self,
         supervisor: Supervisor,
         attendance: Attendance,
-        epochs: EpochDriver,
+        epochs: Epochs,
         *,
         patience: Patience,
         patience_s: float,
@@ -162,7 +162,7 @@ class Recovery:
 
     def failed(self, who: Peer, attempt: Attempt, reason: str) -> None:
         """An executor cannot go on with the attempt, and is there to begin another one."""
-        if attempt < self._epochs.coordinator.attempt:
+        if attempt < self._epochs.attempt:
             return
         # What follows from a loss that has been counted is not counted once more.
         if attempt != self._counted and not self._bear(f"attempt of {who}", reason):
@@ -192,7 +192,7 @@ class Recovery:
 
     def _bear(self, kind: str, reason: str) -> bool:
         """Whether to try again."""
-        self._counted = self._epochs.coordinator.attempt
+        self._counted = self._epochs.attempt
         self._supervisor.journal.write("lost", run=self._supervisor.run, who=kind, reason=reason)
         if self._patience.failed(kind):
             return True

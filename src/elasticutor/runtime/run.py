@@ -40,6 +40,11 @@ class Run:
         return self._supervisor.run
 
     @property
+    def supervisor(self) -> Supervisor:
+        """The driver's side of it; for the hub's thread."""
+        return self._supervisor
+
+    @property
     def phase(self) -> str:
         """starting, running, recovering, draining, drained, ending or ended."""
         return self._supervisor.phase.value
@@ -312,7 +317,7 @@ class Run:
         """Why it takes so long: asks every executor, and does not wait long for the answers."""
         supervisor = self._supervisor
         executors = list(supervisor.cores)
-        yield from supervisor.coordinator.waiting_for()
+        yield from supervisor.epochs.waiting_for()
         for who in executors:
             self._hub.call(partial(supervisor.ask, who, say.Explain()))
         until = time.monotonic() + 2.0

@@ -26,11 +26,12 @@ from elasticutor.errors import ElasticutorError, ProtocolError
 from elasticutor.runtime import messages as say
 from elasticutor.runtime.answers import Answers
 from elasticutor.runtime.attendance import Attendance
+from elasticutor.runtime.batch_driver import BatchDriver
 from elasticutor.runtime.blueprint import Blueprint
 from elasticutor.runtime.channels import Endpoint
 from elasticutor.runtime.chronicle import REPORTS, note_report, note_staff
 from elasticutor.runtime.ending import Ending
-from elasticutor.runtime.epochs import EpochDriver
+from elasticutor.runtime.epochs import Epochs
 from elasticutor.runtime.failures import described_end
 from elasticutor.runtime.hosts import ends_name
 from elasticutor.runtime.journal import Journal
@@ -39,7 +40,6 @@ from elasticutor.runtime.phases import OVER, RunError, RunPhase, Terms
 from elasticutor.runtime.recovery import Recovery
 from elasticutor.runtime.repartitioning import ANSWERS, Leads
 from elasticutor.runtime.scheduling import Interval
-from elasticutor.state.checkpoint import Checkpoint
 from elasticutor.topology import Plan
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Supervisor:
         blueprint: Blueprint,
         journal: Journal,
         ends_hosts: int,
-        checkpoint: Checkpoint | None,
+        epochs: Callable[[Supervisor], Epochs],
         free_cores: Callable[[], dict[NodeId, int]],
         restart_hosts: Callable[[Supervisor, Sequence[int]], None],
     ) -> None:
@@ -99,18 +99,8 @@ class Supervisor:
         self._was_drained = False
         self._ending = Ending(hub, run, self._attendance)
         self._callbacks: list[Callable[[], None]] = []
-        self.coordinator = co.Coordinator(self.executors, self.sources, self._attendance.sinks)
-        self.epochs = EpochDriver(
-            hub,
-            self.coordinator,
-            self,
-            self._send,
-            sources=self.sources,
-            executors=self.executors,
-            checkpoint=checkpoint,
-            interval_s=terms.epoch_interval_s,
-            patience_s=terms.patience_s,
-        )
+        self.sinks = self._attendance.sinks
+        self.epochs = epochs(self)
         self.recovery = Recovery(
             self,
             self._attendance,
@@ -185,14 +175,14 @@ class Supervisor:
         told = self.recovery.recovered()
         if self.phase is RunPhase.STARTING:
             self.journal.write(
-                "run running", run=self.run, seconds=self._age(), epoch=self.coordinator.committed
+                "run running", run=self.run, seconds=self._age(), epoch=self.epochs.committed
             )
         if told is not None:
             reason, seconds = told
             self.journal.write(
                 "recovered",
                 run=self.run,
-                epoch=self.coordinator.committed,
+                epoch=self.epochs.committed,
                 seconds=round(seconds, 6),
                 reason=reason,
             )
@@ -304,7 +294,8 @@ class Supervisor:
     @property
     def has_settled(self) -> bool:
         """Whether tuples have flowed for long enough that what is measured means something."""
-        return self.is_running and time.monotonic() - self._running_at >= _SETTLE_S
+        since = max(self._running_at, self.epochs.flowing_since)
+        return self.is_running and time.monotonic() - since >= _SETTLE_S
 
     @property
     def is_over(self) -> bool:
@@ -331,6 +322,11 @@ class Supervisor:
     def home(self, who: Peer) -> NodeId:
         """The node of an executor's main process."""
         return self._attendance.placements[who].node
+
+    @property
+    def whereabouts(self) -> Mapping[str, Endpoint]:
+        """Where those are that are up."""
+        return self._attendance.book
 
     @property
     def nodes(self) -> frozenset[NodeId]:
@@ -379,7 +375,7 @@ class Supervisor:
             self.epochs.end_last()
 
     def _on_exhausted(self, message: say.Exhausted) -> None:
-        if message.attempt == self.coordinator.attempt:
+        if message.attempt == self.epochs.attempt:
             self._exhausted.add(message.who)
             if self._exhausted == set(self.sources):
                 self._drain()
@@ -433,7 +429,7 @@ class Supervisor:
         if isinstance(error, ProtocolError) and self.recovers:
             who, _, node = message.who.partition(" on node ")
             if node:  # the node goes on, and somebody waits for its answer in vain
-                attempt = self.coordinator.attempt
+                attempt = self.epochs.attempt
                 self.recovery.failed(Peer(who), attempt, f"{message.who}: {error}")
             return  # otherwise the process that says so ends, and that is what counts
         if self.phase is RunPhase.ENDING and self._was_drained and self.error is None:
@@ -526,6 +522,7 @@ class Supervisor:
             self._attendance.beat()
         if self.recovers:
             self.recovery.tick(now)
+        if self.phase not in OVER:
             self.epochs.tick(now, self.recovery.under_way)
         if self.phase is RunPhase.DRAINING and self._restless and now > self._rest_by:
             self._rest_by = math.inf
@@ -541,7 +538,7 @@ class Supervisor:
 
     def missing(self) -> str:
         """Who has yet to come up, in words."""
-        return self._attendance.missing() or "; ".join(self.coordinator.waiting_for())
+        return self._attendance.missing() or "; ".join(self.epochs.waiting_for())
 
     # Everything that arrives
 
@@ -562,6 +559,10 @@ class Supervisor:
             self.answers.collect(message)
         except ElasticutorError as error:
             self.fail(error)
+
+    def _on_done(self, message: say.Done) -> None:
+        if isinstance(self.epochs, BatchDriver):
+            self.epochs.done(message)
 
     def _on_answer(self, message: say.Recount | say.StateRead) -> None:
         self.answers.take(message)
@@ -611,6 +612,7 @@ _HANDLERS: dict[type, Callable[[Supervisor, Any], None]] = {
     say.Collected: Supervisor._on_collected,
     say.Recount: Supervisor._on_answer,
     say.StateRead: Supervisor._on_answer,
+    say.Done: Supervisor._on_done,
     say.ShardLoads: Supervisor._on_shard_loads,
     say.Measured: Supervisor._on_measured,
     say.SourceMeasured: Supervisor._on_source_measured,

@@ -24,7 +24,7 @@ from elasticutor.state.checkpoint.folding import fold, to_fold
 from elasticutor.state.checkpoint.forms import ATTEMPTS, StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location
 from elasticutor.state.checkpoint.manifests import Manifest, ManifestName, names_of
-from elasticutor.state.checkpoint.opening import find
+from elasticutor.state.checkpoint.opening import find, newest_below, require_topology
 from elasticutor.state.checkpoint.sweeping import Shelf, leftovers
 
 _log: Final = logging.getLogger(__name__)
@@ -85,6 +85,7 @@ class Checkpoint:
         self._keep = keep
         self._lock = threading.Lock()  # over what follows; held for moments only
         self._manifest = manifest
+        self._before: Manifest | None = None  # of the epoch before, if this run has committed one
         self._files = by_executor(manifest.files)  # as the next manifest will have them
         self._under_way: tuple[StateFile, ...] = ()  # of the manifest that is being written
         self._fresh = [manifest]  # manifests that `tidy` has not seen
@@ -103,6 +104,7 @@ class Checkpoint:
         forms: Sequence[StateForm],
         sources: Mapping[str, int],
         epoch: int | None = None,
+        below: int | None = None,
         keep: int = 3,
         lease_s: float = 10.0,
         timeout_s: float = 60.0,
@@ -117,6 +119,8 @@ class Checkpoint:
             forms: How each operator's state is to be kept.
             sources: How many tasks each source has.
             epoch: Go on from this epoch instead of the newest: later ones are void.
+            below: Go on from the newest epoch below this one, and only if it is of this very
+                topology: for who numbers the epochs itself, and knows which comes next.
             keep: How many epochs can be gone back to, at least 2.
             lease_s: For how long a claim counts that nobody renews.
             timeout_s: How long to wait for another run's claim to end at most.
@@ -141,7 +145,11 @@ class Checkpoint:
             location, run, lease_s=lease_s, timeout_s=timeout_s, least=least, say=say
         )
         try:
-            found = find(location, names_of(location), epoch)
+            names = names_of(location)
+            if below is not None:
+                require_topology(location, names, topology)
+                epoch = newest_below(location, names, below)
+            found = find(location, names, epoch)
             wanted = {form.operator: form for form in forms}
             if found is not None:
                 require_fit(location, found, wanted, sources)
@@ -226,11 +234,32 @@ class Checkpoint:
                 self._under_way = ()
             raise
         with self._lock:
-            self._manifest = manifest
+            self._before, self._manifest = self._manifest, manifest
             self._under_way = ()
             self._fresh.append(manifest)
             for file in files:
                 self._files.setdefault(file.executor, []).append(file)
+
+    def go_back(self, epoch: Epoch) -> None:
+        """Go on from the epoch before the newest: that one will be committed again, anew.
+
+        Until it is, what was committed stays, and counts for whoever opens the checkpoint.
+
+        Args:
+            epoch: The one to go on from. If it is the newest, there is nothing to do.
+
+        Raises:
+            OutOfOrderError: It is neither the newest nor, by this run, the one before.
+        """
+        # What is being folded or removed belongs to the newest, so that must come to its end.
+        with self._tidying, self._lock:
+            if epoch == self._manifest.epoch:
+                return
+            if self._before is None or self._before.epoch != epoch:
+                kept = self._manifest.epoch
+                raise OutOfOrderError("epoch to go back to", f"be the one before {kept}", epoch)
+            self._manifest, self._before = self._before, None
+            self._files = by_executor(self._manifest.files)
 
     def tidy(self) -> Tidied:
         """Fold files, and remove what no epoch needs that is to be kept.

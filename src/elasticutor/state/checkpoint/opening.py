@@ -57,6 +57,44 @@ def find(
     raise _with_way_out(fault, _last_good(location, left))
 
 
+def newest_below(location: Location, names: Sequence[ManifestName], below: int) -> int | None:
+    """The newest epoch that comes before another; None if there is nothing at all.
+
+    Raises:
+        MismatchError: All that is left comes later.
+    """
+    there = [name.epoch for name in standing(names)]
+    before = [epoch for epoch in there if epoch < below]
+    if there and not before:
+        raise MismatchError(
+            f"checkpoint {location.uri}",
+            f"have an epoch before {below}, which is to come next",
+            Words(f"those of {sorted(set(there))}"),
+            "what drives it has gone further back than is kept here: restore both from the same "
+            "time, or begin both anew",
+        )
+    return before[0] if before else None
+
+
+def require_topology(location: Location, names: Sequence[ManifestName], topology: str) -> None:
+    """Refuse a checkpoint of somebody else's.
+
+    Raises:
+        MismatchError: It is.
+    """
+    if not names:
+        return
+    found = Manifest.read(location, max(names)).topology
+    if found != topology:
+        raise MismatchError(
+            f"checkpoint {location.uri}",
+            f"be of {topology}",
+            Words(f"that of {found}"),
+            "every query needs a location of its own; if this one was meant to go on from there, "
+            "give it back its old checkpointLocation",
+        )
+
+
 def whole(location: Location, name: ManifestName) -> Manifest:
     """A manifest all of whose files are as they were written."""
     manifest = Manifest.read(location, name)

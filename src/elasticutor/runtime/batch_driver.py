@@ -1,0 +1,328 @@
+"""The epochs of operators that a query feeds, live: `core.batches` decides, and this enacts.
+
+What it cannot have is here: the mail of the query's tasks, the checkpoint with its clerk, a thread
+that asks how large a stage is, and a clock.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from elasticutor.core import batches as ba
+from elasticutor.core import coordinator as co
+from elasticutor.core.ids import Attempt, Epoch, NodeId
+from elasticutor.errors import ElasticutorError, StaleAttemptError
+from elasticutor.runtime import messages as say
+from elasticutor.runtime.clerk import Clerk
+from elasticutor.runtime.failures import described
+from elasticutor.runtime.keeping import ends
+from elasticutor.runtime.phases import RunError
+from elasticutor.runtime.scheduling import Interval
+from elasticutor.runtime.specs import Tempo
+from elasticutor.state.checkpoint import Checkpoint, StateFile
+
+if TYPE_CHECKING:
+    from elasticutor.runtime.hub import Hub
+    from elasticutor.runtime.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+_ANSWER_S = 2.0
+"""How long those have who are asked why they have not answered."""
+
+
+class BatchError(ElasticutorError, RuntimeError):
+    """A batch that cannot go on: what has happened, and what to do about it."""
+
+    def __str__(self) -> str:
+        return f"{self.who}: {self.got}. Hint: {self.hint}" if self.hint else str(self.got)
+
+
+class BatchDriver:
+    """Drives the batches of one query's operators, or of one action's. Lives in the hub's thread.
+
+    Args:
+        hub: Whose thread.
+        supervisor: Of the run.
+        count: Says how many tasks a stage runs, and of how many partitions its data is.
+        checkpoint: Where epochs become durable; None: nowhere, and every execution begins anew.
+        tempo: How often things are done, and how long an answer may take.
+        credit_bytes: What everybody may send before more is granted.
+    """
+
+    durable = False
+    """What is lost ends the run: the query runs its batch again, with another one."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        supervisor: Supervisor,
+        count: Callable[[int], tuple[int, int]],
+        checkpoint: Checkpoint | None,
+        tempo: Tempo,
+        credit_bytes: int,
+    ) -> None:
+        self._hub = hub
+        self._supervisor = supervisor
+        self._count = count
+        self._checkpoint = checkpoint
+        self._tempo = tempo
+        self._credit_bytes = credit_bytes
+        self._clerk = None if checkpoint is None else Clerk(checkpoint, hub.post)
+        self.batches = ba.Batches(
+            supervisor.executors,
+            committed=Epoch(0) if checkpoint is None else checkpoint.committed,
+            first=Attempt(0) if checkpoint is None else checkpoint.first_attempt,
+            keeps=checkpoint is not None,
+        )
+        self.started = False
+        self.flowing_since = math.inf
+        self.idle_since = time.monotonic()
+        """When the last task left."""
+        self._homes: dict[ba.Ingress, str] = {}
+        """Where those are who have not been admitted yet."""
+        self._closed = False
+        self._began_at = 0.0
+        self._stage: tuple[Any, ...] = ()
+        self._stage_since = 0.0
+        self._asked = False
+
+    @property
+    def attempt(self) -> Attempt:
+        """The current one."""
+        return self.batches.attempt
+
+    @property
+    def committed(self) -> Epoch:
+        """The newest epoch that whoever runs the batches is known to have committed."""
+        return self.batches.committed
+
+    def waiting_for(self) -> list[str]:
+        """Why nothing happens, in words."""
+        return self.batches.waiting_for()
+
+    def start(self) -> None:
+        """All executors are up: tasks may come."""
+        self.started = True
+        self._supervisor.sources_started()
+
+    def handle(self, event: co.CoordinatorEvent) -> None:
+        """An executor has answered."""
+        match event:
+            case co.ParticipantReady(who, attempt):
+                self._decide(ba.ExecutorReady(who, attempt))
+            case co.ParticipantPrepared(who, attempt, epoch, note):
+                self._decide(ba.ExecutorPrepared(who, attempt, epoch, note))
+
+    def end_last(self) -> None:
+        """Nobody but the query ends its batches."""
+
+    def go_on(self) -> None:
+        """Nor does anybody else take that back."""
+
+    # Tasks
+
+    def arrive(self, message: say.Arrive) -> None:
+        """A task of the query wants to send."""
+        self._hub.mail.know(self._name(message.task), message.endpoint)
+        self._homes[message.task] = message.home
+        if self._closed:
+            self._refuse(message.task, self._end_in_words())
+        else:
+            self._decide(ba.TaskArrived(message.task))
+
+    def done(self, message: say.Done) -> None:
+        """A task has all of its outputs."""
+        self._decide(ba.TaskDone(message.task, message.attempt))
+
+    def _decide(self, event: ba.BatchEvent) -> None:
+        try:
+            orders = self.batches.handle(event)
+        except StaleAttemptError as error:
+            self._hub.mail.drop(str(error))
+            return
+        for order in orders:
+            self._enact(order)
+
+    def _enact(self, order: ba.BatchOrder) -> None:
+        match order:
+            case ba.CountTasks():
+                self._began_at = time.monotonic()
+                name = f"size of stage {order.stage}"
+                threading.Thread(target=self._find_out, args=(order,), name=name).start()
+            case ba.GoBack(attempt, base):
+                assert self._clerk is not None  # only what is kept goes back
+                self._clerk.go_back(base, lambda error: self._went_back(attempt, error))
+            case ba.BeginBatch(who=who):
+                self._supervisor.ask(who, order)
+            case ba.Admit():
+                if math.isinf(self.flowing_since):
+                    self.flowing_since = time.monotonic()
+                    self._supervisor.interval = Interval()
+                self._admit(order)
+            case ba.Refuse(task, reason, again):
+                self._refuse(task, _refusal(reason, again))
+            case ba.Leave(task):
+                self.idle_since = time.monotonic()
+                self._answer(task, say.Left(task.task))
+                if self.batches.idle:
+                    self.flowing_since = math.inf
+            case co.WriteManifest():
+                self._write(order)
+
+    def _find_out(self, order: ba.CountTasks) -> None:
+        try:
+            tasks, partitions = self._count(order.stage)
+        except Exception as error:
+            words = f"the size of stage {order.stage} is not known: {error}"
+            self._hub.post(lambda: self._give_up(words))
+            return
+        counted = ba.StageCounted(order.execution, order.stage, tasks, partitions)
+        self._hub.post(lambda: self._decide(counted))
+
+    def _give_up(self, reason: str) -> None:
+        for order in self.batches.give_up(reason):
+            self._enact(order)
+
+    def _went_back(self, attempt: Attempt, error: Exception | None) -> None:
+        if error is None:
+            self._decide(ba.WentBack(attempt))
+        else:
+            self._supervisor.storage_failed(error)
+
+    def _admit(self, order: ba.Admit) -> None:
+        supervisor = self._supervisor
+        self._answer(
+            order.task,
+            say.Admitted(
+                order.task.task,
+                supervisor.run,
+                order.attempt,
+                order.task.epoch,
+                order.upstream,
+                self._credit_bytes,
+                self._tempo.measure_s,
+                {who: supervisor.whereabouts[who] for who in supervisor.executors},
+                *self._beside(self._homes.pop(order.task, "")),
+            ),
+        )
+
+    def _beside(self, home: str) -> tuple[NodeId, str]:
+        """A node on the same machine, best one with an executor's main process."""
+        near = [node for node, seen in sorted(self._hub.nodes.items()) if seen.home == home]
+        mains = {self._supervisor.home(who) for who in self._supervisor.executors}
+        for node in (*(node for node in near if node in mains), *near):
+            return node, self._hub.nodes[node].sockets
+        return NodeId(""), ""
+
+    def _refuse(self, task: ba.Ingress, error: Exception) -> None:
+        blob, text = described(error)
+        self._answer(task, say.Refused(task.task, blob, text))
+
+    def _answer(self, task: ba.Ingress, message: Any) -> None:
+        name = self._name(task)
+        self._hub.mail.send(name, message)
+        if not isinstance(message, say.Admitted):
+            self._hub.mail.forget(name)
+            self._homes.pop(task, None)
+
+    def _name(self, task: ba.Ingress) -> str:
+        return f"{self._supervisor.run} task {task.task}"
+
+    # The manifest
+
+    def _write(self, order: co.WriteManifest) -> None:
+        assert self._clerk is not None  # only what is kept is written
+        said = [note for who in order.notes for note in order.notes[who] or ()]
+        files = [StateFile.from_note(note) for note in said]
+        size = sum(file.size for file in files)
+        self._clerk.commit(order, files, {}, lambda error: self._written(order, size, error))
+
+    def _written(self, order: co.WriteManifest, size: int, error: Exception | None) -> None:
+        if self._closed:
+            return  # whoever goes on from here finds the manifest
+        if error is not None:
+            self._supervisor.storage_failed(error)
+            return
+        self._supervisor.journal.write(
+            "epoch durable",
+            run=self._supervisor.run,
+            epoch=order.epoch,
+            attempt=order.attempt,
+            seconds=round(time.monotonic() - self._began_at, 6),
+            bytes=size,
+        )
+        self._decide(ba.EpochDurable(order.attempt, order.epoch))
+
+    # Time
+
+    def tick(self, now: float, absent: bool) -> None:
+        """Let tasks know that the driver is alive, and wait for nobody without end."""
+        for task in self.batches.present:
+            self._hub.mail.send(self._name(task), say.Beat())
+        batches = self.batches
+        stage = (batches.phase, batches.attempt, batches.waits())
+        if stage != self._stage or not batches.waits():
+            self._stage, self._stage_since, self._asked = stage, now, False
+            return
+        late_s = now - self._stage_since
+        if late_s > self._tempo.patience_s and not self._asked:
+            self._asked = True
+            self._supervisor.ask_why(batches.missing())
+        elif late_s > self._tempo.patience_s + _ANSWER_S:
+            self._stage_since = now
+            waited = "; ".join(batches.waiting_for())
+            words = f"no answer within {self._tempo.patience_s:g} s: {waited}"
+            self._supervisor.too_late((), words)
+
+    def stop(self) -> None:
+        """The run is over: no task that is here can go on."""
+        if self._closed:
+            return
+        self._closed = True
+        error = self._end_in_words()
+        for task in self.batches.present:
+            self._refuse(task, error)
+        self.batches.give_up(str(error))
+
+    def _end_in_words(self) -> Exception:
+        error = self._supervisor.error
+        if error is None:
+            return BatchError("elastic operators", "go on", "their run was ended")
+        if isinstance(error, RunError):
+            return BatchError(
+                "elastic operators", "go on", error, "the batch can be run again: " + _AGAIN
+            )
+        return error
+
+    def close(self) -> None:
+        """Let the next run have the checkpoint."""
+        self.stop()
+        if self._checkpoint is not None:
+            ends(self._checkpoint)
+        if self._clerk is not None:
+            self._clerk.close()
+
+
+_AGAIN = "start the query again from its checkpoint, or let elasticutor.supervise do so"
+
+
+def _refusal(reason: str, again: bool) -> BatchError:
+    return BatchError("elastic operators", "go on", reason, _AGAIN if again else "")
+
+
+def unpickled(message: say.Refused) -> Exception:
+    """Why a task was refused, as the driver had it."""
+    try:
+        error = pickle.loads(message.error)  # noqa: S301 - from the driver, authenticated
+    except Exception:
+        error = None
+    if isinstance(error, ElasticutorError):
+        return error
+    return BatchError("elastic operators", "go on", message.text)

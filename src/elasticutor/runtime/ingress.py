@@ -1,0 +1,320 @@
+"""What a task of a query does: it sends its rows to the executors, and takes their outputs back.
+
+It is an upstream that lives as long as its partition of its batch. Everything happens in the one
+thread in which rows are asked for: while it waits for credit it takes outputs, and while somebody
+else has its time (who makes rows, or who takes outputs) the executors keep what is for it, at the
+cost of nobody else. A ring of tasks that wait for each other cannot form, because all outputs of
+an operator go through an exchange before the next one sees any.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
+from elasticutor.core.batches import Ingress
+from elasticutor.core.flow import InputCredits, Outputs
+from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.latency import LatencyHistogram
+from elasticutor.errors import ElasticutorError
+from elasticutor.runtime import messages as say
+from elasticutor.runtime.batch_driver import unpickled
+from elasticutor.runtime.channels import Links, advertised_host
+from elasticutor.runtime.hosts import SILENCE_S, Bootstrap, home
+from elasticutor.runtime.mailroom import DRIVER, Mailroom
+from elasticutor.runtime.packets import born
+from elasticutor.runtime.routes import Router
+from elasticutor.runtime.specs import Route
+from elasticutor.runtime.wire import Credit, Tuples
+from elasticutor.topology import Plan
+
+_TICK_S = 0.5
+_TAKE_BYTES = 8 * 1024 * 1024
+"""How much each executor may have on its way back."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What the tasks of an elastic DataFrame need to know; it travels with the query's plan."""
+
+    bootstrap: Bootstrap
+    frame: str
+    routes: tuple[Route, ...]
+    schema: pa.Schema
+    outputs: Mapping[Peer, tuple[str, pa.Schema]]
+    """What each executor makes: the operator, and the schema."""
+
+    @classmethod
+    def of(cls, bootstrap: Bootstrap, frame: str, plan: Plan) -> Feed:
+        """For the operators of a plan, which all take the same rows."""
+        routes = tuple(
+            Route(operator.name, operator.key, tuple(map(Peer, operator.processes)))
+            for operator in plan.operators
+        )
+        outputs = {
+            Peer(who): (operator.name, operator.output)
+            for operator in plan.operators
+            for who in operator.processes
+        }
+        return cls(bootstrap, frame, routes, plan.operators[0].input, outputs)
+
+    def run(
+        self, task: Ingress, batches: Iterable[pa.RecordBatch], *, query: str = "", group: str = ""
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Send a partition, and yield what is made of it, with the name of the operator.
+
+        Returns only when all that it has sent is safe, as far as that is its business.
+
+        Raises:
+            ElasticutorError: An operator has failed, something was lost, or the task may not send.
+        """
+        self.bootstrap.require_version()
+        station = Station.of(self.bootstrap)
+        admitted = station.arrive(self.frame, query, group, task)
+        yield from _Visit(self, station, task, admitted).run(batches)
+
+
+class Station:
+    """This process's mail with one cluster; it stays from task to task."""
+
+    _OPEN: dict[str, Station] = {}  # noqa: RUF012 - one per process and cluster, on purpose
+
+    def __init__(self, bootstrap: Bootstrap) -> None:
+        self._bootstrap = bootstrap
+        self._pid = os.getpid()
+        self._host = advertised_host(bootstrap.address)
+        self.driver = self._mail(NodeId("ingress"), "")
+        self._mails: dict[tuple[str, str], Mailroom] = {}
+        self._heard_at = 0.0
+
+    @classmethod
+    def of(cls, bootstrap: Bootstrap) -> Station:
+        """The one of this process."""
+        found = cls._OPEN.get(bootstrap.cluster)
+        if found is None or found._pid != os.getpid():
+            found = cls._OPEN[bootstrap.cluster] = cls(bootstrap)
+        return found
+
+    def close(self) -> None:
+        """Close all of its mail, and forget it."""
+        self._OPEN.pop(self._bootstrap.cluster, None)
+        for mail in (*self._mails.values(), self.driver):
+            mail.close()
+
+    def _mail(self, node: NodeId, sockets: str) -> Mailroom:
+        links = Links(node, self._bootstrap.keys, ipc_dir=sockets or None, host=self._host)
+        mail = Mailroom(links, f"ingress-{os.getpid()}")
+        mail.know(DRIVER, self._bootstrap.driver)
+        return mail
+
+    def beside(self, node: NodeId, sockets: str) -> Mailroom:
+        """The mail for data, on the node that this process is beside."""
+        if (node, sockets) not in self._mails:
+            mail = self._mails[node, sockets] = self._mail(node, sockets)
+            mail.watch_too(self.driver)
+        return self._mails[node, sockets]
+
+    def arrive(self, frame: str, query: str, group: str, task: Ingress) -> say.Admitted:
+        """Ask to be let in, and wait for the answer."""
+        self.wait_again()
+        message = say.Arrive(frame, query, group, task, self.driver.endpoint, home())
+        self.driver.send(DRIVER, message)
+        while True:
+            self.driver.wait(_TICK_S)
+            for answer in self.answers(task):
+                if isinstance(answer, say.Admitted):
+                    return answer
+
+    def wait_again(self) -> None:
+        """From now on the driver's silence counts: before, nobody has listened."""
+        self._heard_at = time.monotonic()
+
+    def answers(self, task: Ingress) -> Iterator[say.Admitted | say.Left]:
+        """What the driver has said to a task; raises what it was refused for."""
+        for message in self.driver.receive():
+            self._heard_at = time.monotonic()
+            match message:
+                case say.Beat():
+                    pass
+                case say.Refused(number) if number == task.task:
+                    raise unpickled(message)
+                case say.Admitted(number) | say.Left(number) if number == task.task:
+                    yield message
+                case _:
+                    pass  # for a task that this process has had before
+        if time.monotonic() - self._heard_at > SILENCE_S:
+            raise ElasticutorError(
+                "driver of the elastic operators", f"be heard of in {SILENCE_S:g} s", "silence"
+            )
+
+
+class _Visit:
+    """One task, from its admission to its end."""
+
+    def __init__(self, feed: Feed, station: Station, task: Ingress, admitted: say.Admitted) -> None:
+        self._feed = feed
+        self._station = station
+        self._task = task
+        self._admitted = admitted
+        self._me = admitted.upstream
+        self._attempt = admitted.attempt
+        self._router = Router(feed.routes)
+        self._mail = station.beside(admitted.node, admitted.sockets)
+        peers = self._router.peers
+        credit = admitted.credit
+        self._outputs = Outputs(peers, first=credit, limit=credit, returned=False)
+        self._intake = InputCredits(peers, first=credit)
+        self._unmarked = set(peers)
+        self._made: deque[tuple[str, pa.RecordBatch]] = deque()
+        self._left = False
+        self._meter = _Meter(admitted, task)
+        schema = feed.schema.serialize().to_pybytes()
+        join = say.Join(self._me, self._attempt, schema, self._mail.endpoint)
+        for who in peers:
+            self._mail.know(who, admitted.book[who])
+            self._mail.send(who, join)
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
+        for batch in batches:
+            self._station.wait_again()
+            self._send(batch)
+            yield from self._take()
+            while self._blocked():
+                yield from self._wait_and_take()
+        self._outputs.end_epoch(self._admitted.epoch)
+        for who in self._router.peers:
+            self._flush(who)
+        while self._unmarked:
+            yield from self._wait_and_take()
+        self._meter.tell(self._mail)
+        done = say.Done(self._admitted.run, self._task, self._attempt)
+        self._station.driver.send(DRIVER, done)
+        while not self._left:
+            yield from self._wait_and_take()
+
+    def _blocked(self) -> bool:
+        blocked = self._outputs.blocked(self._me)
+        self._meter.blocked(blocked)
+        return blocked
+
+    def _send(self, batch: pa.RecordBatch) -> None:
+        packets = self._router.split(batch, born(time.time(), batch.num_rows))
+        self._meter.sent(batch.num_rows, packets)
+        for out in packets:
+            self._outputs.add(ev.Output(out.destination, out.packet, out.size, out.packet.rows))
+            self._flush(out.destination)
+
+    def _flush(self, who: Peer) -> None:
+        for order in self._outputs.send(who, self._attempt):
+            if isinstance(order, do.Emit):
+                self._mail.send(who, Tuples(self._me, order.attempt, order.size, order.batch))
+            else:
+                self._mail.send(who, say.Marker(self._me, order.attempt, order.epoch))
+
+    def _wait_and_take(self) -> Iterator[tuple[str, pa.RecordBatch]]:
+        self._mail.wait(_TICK_S)
+        yield from self._take()
+
+    def _take(self) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Whatever has come by now."""
+        for message in self._mail.receive():
+            if getattr(message, "attempt", None) == self._attempt:
+                self._receive(message)
+        for answer in self._station.answers(self._task):
+            self._left = self._left or isinstance(answer, say.Left)
+        self._meter.tell_if_due(self._mail)
+        if self._made:
+            while self._made:
+                yield self._made.popleft()
+            self._station.wait_again()
+
+    def _receive(self, message: Any) -> None:
+        match message:
+            case Credit(sender, _, total):
+                self._outputs.credit(sender, total)
+                self._flush(sender)
+            case Tuples(sender, attempt, size, packet):
+                operator, schema = self._feed.outputs[sender]
+                self._made.append((operator, packet.open(schema)))
+                self._meter.took(packet)
+                self._intake.spend(sender, size)
+                self._intake.finish(sender, size)
+                grant = self._intake.grant(sender, attempt, _TAKE_BYTES)
+                if grant is not None:
+                    self._mail.send(sender, Credit(self._me, attempt, grant.total))
+            case say.Marker(sender):
+                self._unmarked.discard(sender)
+
+
+class _Meter:
+    """What a task has sent and taken since it last told the driver."""
+
+    def __init__(self, admitted: say.Admitted, task: Ingress) -> None:
+        self._run = admitted.run
+        self._who = Peer(f"ingress.{task.partition}")
+        self._every_s = admitted.measure_s
+        self._blocked_since: float | None = None
+        self._start(time.monotonic())
+
+    def _start(self, now: float) -> None:
+        self._since = now
+        self._sent = self._taken = 0
+        self._blocked_s = 0.0
+        self._routed: Counter[Peer] = Counter()
+        self._latency = LatencyHistogram()
+
+    def sent(self, rows: int, packets: Iterable[Any]) -> None:
+        """Rows were cut into packets."""
+        self._sent += rows
+        for packet in packets:
+            self._routed[packet.destination] += packet.packet.rows
+
+    def took(self, packet: Any) -> None:
+        """Outputs have come back."""
+        self._taken += packet.rows
+        births = packet.births
+        ages = time.time() - births[:, 0] / 1e6
+        self._latency.record_many(ages.clip(0.0), births[:, 1])
+
+    def blocked(self, blocked: bool) -> None:
+        """Whether nothing can be sent now."""
+        now = time.monotonic()
+        if self._blocked_since is not None:
+            self._blocked_s += now - self._blocked_since
+        self._blocked_since = now if blocked else None
+
+    def tell_if_due(self, mail: Mailroom) -> None:
+        """Tell the driver, if that is some time ago."""
+        if time.monotonic() - self._since >= self._every_s:
+            self.tell(mail)
+
+    def tell(self, mail: Mailroom) -> None:
+        """Tell the driver."""
+        self.blocked(self._blocked_since is not None)
+        now = time.monotonic()
+        seconds = max(now - self._since, 1e-9)
+        share = min(1.0, self._blocked_s / seconds)
+        mail.send(
+            DRIVER,
+            say.SourceMeasured(
+                self._run,
+                self._who,
+                seconds,
+                self._sent,
+                share,
+                0.0,
+                float("inf"),
+                dict(self._routed),
+            ),
+        )
+        taken = say.SinkMeasured(self._run, self._who, seconds, self._taken, self._latency)
+        mail.send(DRIVER, taken)
+        self._start(now)

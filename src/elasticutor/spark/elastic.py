@@ -1,0 +1,244 @@
+"""`elastic`: stateful operators on elastic executors, inside of a DataFrame query.
+
+Spark reads, Spark writes, Spark commits; the executors of a `Cluster` hold the state. A query's
+tasks are their upstreams: an ordinary `mapInArrow` that sends rows and takes outputs back. An
+exchange of its own follows it, so that its stage has all of its tasks, always, and none of any
+other operator.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import secrets
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import Column, DataFrame, SparkSession
+
+from elasticutor.core.batches import Ingress
+from elasticutor.core.ids import Epoch
+from elasticutor.errors import BadValueError
+from elasticutor.operator import Operator
+from elasticutor.runtime.batch_driver import BatchError
+from elasticutor.runtime.cluster import LATENCY_TARGET_S, BaseCluster
+from elasticutor.runtime.ingress import Feed
+from elasticutor.runtime.reception import QuerySeen, Reception
+from elasticutor.runtime.run import Run
+from elasticutor.spark.arrow import Incoming, Outgoing
+from elasticutor.spark.cluster import Cluster
+from elasticutor.spark.frames import prepare
+from elasticutor.spark.queries import SparkWays
+from elasticutor.spark.session import require_session
+from elasticutor.topology import require_name
+
+log = logging.getLogger(__name__)
+
+_HIDDEN = "_elastic_part"
+_QUERY = "sql.streaming.queryId"
+_BATCH = "streaming.sql.batchId"
+_EXECUTION = "spark.sql.execution.id"
+_GROUP = "spark.jobGroup.id"
+
+
+def elastic(
+    df: DataFrame,
+    operator: Operator | Mapping[str, Operator],
+    *,
+    key: str | Column | list[str | Column] | tuple[str | Column, ...],
+    name: str | None = None,
+    executors: int | None = None,
+    shards: int = 256,
+    checkpoint: str | None = None,
+    latency_target: float | None = None,
+    cluster: BaseCluster | None = None,
+    _balance_s: float = 0.1,
+) -> DataFrame:
+    """Let a stateful operator work on the rows of a DataFrame, on elastic executors.
+
+    On a streaming DataFrame state goes on from batch to batch and is exactly once; on a batch
+    DataFrame every action begins with none.
+
+    Args:
+        df: The rows; streaming or not.
+        operator: What to do with them. Several by name are all fed with the same rows; the result
+            then has a column `operator` and, for each of them, a struct of what it makes.
+        key: What says which state a row belongs to: a column, a `Column`, an expression in SQL, or
+            several of these.
+        name: What the state is called in the checkpoint; default: the operator's class. Operators
+            of one query need different names.
+        executors: How many elastic executors each operator has; default: one per node.
+        shards: How many shards each of them has.
+        checkpoint: Where state is made durable: a directory, or a URI that `pyarrow.fs` knows.
+            Default: the folder `elasticutor/<name>` in the query's own checkpoint.
+        latency_target: What the scheduler aims at, in seconds, where it can choose.
+        cluster: Where executors run; default: one on the DataFrame's session, started when it is
+            first needed.
+
+    Raises:
+        BadValueError: Something of this cannot be; the message says what, and what to do.
+        ClusterError: A cluster cannot be had.
+
+    Example:
+        Clicks per user, as a stream of changes:
+
+        ```
+        class CountClicks(Operator):
+            output = "user_id bigint, clicks bigint"
+
+            def process(self, key, row, state):
+                state.set(state.get(0) + 1)
+                yield key, state.get()
+
+        counts = elastic(clicks, CountClicks(), key="user_id")
+        counts.writeStream.format("parquet").option("checkpointLocation", …).start(out)
+        ```
+    """
+    operators, name = _named(operator, name)
+    if latency_target is not None and not 0 < latency_target < float("inf"):
+        raise BadValueError("latency_target", "be seconds above 0, or None", latency_target)
+    if executors is not None and (type(executors) is not int or executors < 1):
+        raise BadValueError("executors", "be a whole number, at least 1, or None", executors)
+    if checkpoint is not None:
+        checkpoint = str(checkpoint)
+    tagged = not isinstance(operator, Operator)
+    # All that can be refused is, before a cluster is started.
+    prepare(df, operators, key, executors=executors or 1, shards=shards, cores=1, tagged=tagged)
+    spark = require_session(df.sparkSession)
+    home = cluster or session_cluster(spark)
+    count = executors or max(1, len(home.nodes))
+    cores = max(1, sum(home.nodes.values()) // (count * len(operators)))
+    prepared = prepare(
+        df, operators, key, executors=count, shards=shards, cores=cores, tagged=tagged
+    )
+    frame = f"{name}-{secrets.token_hex(4)}"
+    ways = SparkWays(spark)
+
+    def start(query: QuerySeen | None, epoch: int) -> Run:
+        return home.host(
+            prepared.plan,
+            count=ways.count,
+            checkpoint=None if query is None else _place(query, checkpoint, name),
+            owner="" if query is None else f"query {query.id}",
+            below=epoch,
+            latency_target=latency_target or LATENCY_TARGET_S,
+            balance_s=_balance_s,
+        )
+
+    home.receive(frame, Reception(home.hub, frame, ways, start))
+    feed = Feed.of(home.bootstrap, frame, prepared.plan)
+    ingest = Ingest(
+        feed, prepared.incoming(), prepared.outgoing(_HIDDEN), name, streaming=df.isStreaming
+    )
+    partitions = _partitions(spark)
+    made = prepared.frame.mapInArrow(ingest, prepared.declared(_HIDDEN))
+    return made.repartition(partitions, _HIDDEN).drop(_HIDDEN)
+
+
+def _named(operator: Any, name: str | None) -> tuple[dict[str, Operator], str]:
+    """The operators by their names, and what the state of all of them is called."""
+    if isinstance(operator, Mapping):
+        operators = dict(operator)
+        if not operators:
+            raise BadValueError("operators", "be at least one, by name", operators)
+        for own in operators:
+            require_name("operator", own)
+        name = name or "-".join(sorted(operators))[:40]
+    else:
+        name = name or type(operator).__name__
+        operators = {name: operator}
+    require_name("operator", name)
+    return operators, name
+
+
+def _place(query: QuerySeen, checkpoint: str | None, name: str) -> str:
+    if checkpoint is not None:
+        return checkpoint
+    if not query.folder:
+        raise BadValueError(
+            "checkpoint", "be given", None, "the query's own checkpoint location is not known"
+        )
+    return f"{query.folder.rstrip('/')}/elasticutor/{name}"
+
+
+def _partitions(spark: SparkSession) -> int:
+    """How many partitions outputs have: as many as can be worked on at once, at most."""
+    wanted = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    return max(1, min(wanted, spark.sparkContext.defaultParallelism))
+
+
+class Ingest:
+    """The function of `mapInArrow`: what a task of the query does."""
+
+    def __init__(
+        self, feed: Feed, incoming: Incoming, outgoing: Outgoing, name: str, *, streaming: bool
+    ) -> None:
+        self._feed = feed
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._name = name
+        self._streaming = streaming
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Feed the operators with one partition, and yield what they make."""
+        context = TaskContext.get()
+        assert context is not None  # Spark calls this in a task
+        query, epoch = "", Epoch(1)
+        if self._streaming:
+            query, epoch = self._batch_of(context)
+        task = Ingress(
+            epoch,
+            int(context.getLocalProperty(_EXECUTION) or 0),
+            context.stageId(),
+            context.partitionId(),
+            context.taskAttemptId(),
+        )
+        group = context.getLocalProperty(_GROUP) or ""
+        given = map(self._incoming, batches)
+        for part, (operator, made) in enumerate(
+            self._feed.run(task, given, query=query, group=group)
+        ):
+            yield self._outgoing(operator, made, part)
+
+    def _batch_of(self, context: TaskContext) -> tuple[str, Epoch]:
+        query = context.getLocalProperty(_QUERY)
+        batch = context.getLocalProperty(_BATCH)
+        if query is None or batch is None:
+            raise BatchError(
+                f"elastic operator {self._name!r}",
+                "know its batch",
+                "a streaming DataFrame is used where Spark does not say which batch it is of, as "
+                "in another thread of foreachBatch",
+                "start that thread as pyspark.InheritableThread, which takes the batch along",
+            )
+        return query, Epoch(int(batch) + 1)
+
+
+_CLUSTERS: dict[str, Cluster] = {}
+_STARTING = threading.Lock()
+
+
+def session_cluster(spark: SparkSession) -> Cluster:
+    """The cluster of a session: the one that is there, or a new one.
+
+    It takes one slot of each Spark executor, and ends with the session or the program.
+    """
+    with _STARTING:
+        app = spark.sparkContext.applicationId
+        for other in [known for known in _CLUSTERS if known != app]:
+            _CLUSTERS.pop(other).stop()  # its SparkContext is gone, since there is only ever one
+        found = _CLUSTERS.get(app)
+        if found is None or found.stopped:
+            if not _CLUSTERS:
+                atexit.register(_stop_all)
+            found = _CLUSTERS[app] = Cluster(spark)
+        return found
+
+
+def _stop_all() -> None:
+    with _STARTING:
+        while _CLUSTERS:
+            _CLUSTERS.popitem()[1].stop()
