@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from elasticutor.spark.cluster import Cluster, submit
     from elasticutor.spark.datasource import DataSourceSink, DataSourceSource
     from elasticutor.spark.elastic import elastic
+    from elasticutor.spark.progress import ElasticListener, ElasticProgress, progress
     from elasticutor.spark.state import read_state
+    from elasticutor.spark.supervising import supervise
     from elasticutor.state.checkpoint import CheckpointError
     from elasticutor.topology import Stream, Topology
 
@@ -53,6 +55,8 @@ __all__ = [
     "Context",
     "DataSourceSink",
     "DataSourceSource",
+    "ElasticListener",
+    "ElasticProgress",
     "EpochWriter",
     "Generator",
     "HotKey",
@@ -74,8 +78,10 @@ __all__ = [
     "Writer",
     "__version__",
     "elastic",
+    "progress",
     "read_state",
     "submit",
+    "supervise",
 ]
 
 _HOMES = {
@@ -96,7 +102,9 @@ _HOMES = {
     "elasticutor.spark.cluster": ("Cluster", "submit"),
     "elasticutor.spark.datasource": ("DataSourceSink", "DataSourceSource"),
     "elasticutor.spark.elastic": ("elastic",),
+    "elasticutor.spark.progress": ("ElasticListener", "ElasticProgress", "progress"),
     "elasticutor.spark.state": ("read_state",),
+    "elasticutor.spark.supervising": ("supervise",),
     "elasticutor.state.checkpoint": ("CheckpointError",),
     "elasticutor.topology": ("Stream", "Topology"),
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import pickle
 import threading
 import time
 from collections.abc import Callable
@@ -16,13 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from elasticutor.core import batches as ba
 from elasticutor.core import coordinator as co
-from elasticutor.core.ids import Attempt, Epoch, NodeId
-from elasticutor.errors import ElasticutorError, StaleAttemptError
+from elasticutor.core import instructions as do
+from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer
+from elasticutor.errors import StaleAttemptError
 from elasticutor.runtime import messages as say
+from elasticutor.runtime.batch_errors import AGAIN, BatchError
 from elasticutor.runtime.clerk import Clerk
 from elasticutor.runtime.failures import described
 from elasticutor.runtime.keeping import ends
 from elasticutor.runtime.phases import RunError
+from elasticutor.runtime.reports import Reporter
 from elasticutor.runtime.scheduling import Interval
 from elasticutor.runtime.specs import Tempo
 from elasticutor.state.checkpoint import Checkpoint, StateFile
@@ -35,13 +37,6 @@ log = logging.getLogger(__name__)
 
 _ANSWER_S = 2.0
 """How long those have who are asked why they have not answered."""
-
-
-class BatchError(ElasticutorError, RuntimeError):
-    """A batch that cannot go on: what has happened, and what to do about it."""
-
-    def __str__(self) -> str:
-        return f"{self.who}: {self.got}. Hint: {self.hint}" if self.hint else str(self.got)
 
 
 class BatchDriver:
@@ -81,6 +76,7 @@ class BatchDriver:
             first=Attempt(0) if checkpoint is None else checkpoint.first_attempt,
             keeps=checkpoint is not None,
         )
+        self.reporter = Reporter(supervisor.plan)
         self.started = False
         self.flowing_since = math.inf
         self.idle_since = time.monotonic()
@@ -120,6 +116,14 @@ class BatchDriver:
             case co.ParticipantPrepared(who, attempt, epoch, note):
                 self._decide(ba.ExecutorPrepared(who, attempt, epoch, note))
 
+    def note(self, who: Peer, report: Any) -> None:
+        """An executor has reported something for the record."""
+        match report:
+            case do.ReportMove():
+                self.reporter.moves[who] += 1
+            case do.ReportHotShards(shards):
+                self.reporter.hot[who] = shards
+
     def end_last(self) -> None:
         """Nobody but the query ends its batches."""
 
@@ -139,6 +143,8 @@ class BatchDriver:
 
     def done(self, message: say.Done) -> None:
         """A task has all of its outputs."""
+        if message.attempt == self.batches.attempt:
+            self.reporter.add(message.rows_in, message.rows_out, message.latency)
         self._decide(ba.TaskDone(message.task, message.attempt))
 
     def _decide(self, event: ba.BatchEvent) -> None:
@@ -154,6 +160,7 @@ class BatchDriver:
         match order:
             case ba.CountTasks():
                 self._began_at = time.monotonic()
+                self.reporter.begin()
                 name = f"size of stage {order.stage}"
                 threading.Thread(target=self._find_out, args=(order,), name=name).start()
             case ba.GoBack(attempt, base):
@@ -172,9 +179,15 @@ class BatchDriver:
                 self.idle_since = time.monotonic()
                 self._answer(task, say.Left(task.task))
                 if self.batches.idle:
-                    self.flowing_since = math.inf
+                    self._completed()
             case co.WriteManifest():
                 self._write(order)
+
+    def _completed(self) -> None:
+        self.flowing_since = math.inf
+        report = self.reporter.end(self.batches.epoch, self.attempt, self._supervisor.cores)
+        self._supervisor.journal.write("batch done", run=self._supervisor.run, **report.as_dict())
+        self._supervisor.answers.notify()
 
     def _find_out(self, order: ba.CountTasks) -> None:
         try:
@@ -250,6 +263,7 @@ class BatchDriver:
         if error is not None:
             self._supervisor.storage_failed(error)
             return
+        self.reporter.wrote(size)
         self._supervisor.journal.write(
             "epoch durable",
             run=self._supervisor.run,
@@ -297,7 +311,7 @@ class BatchDriver:
             return BatchError("elastic operators", "go on", "their run was ended")
         if isinstance(error, RunError):
             return BatchError(
-                "elastic operators", "go on", error, "the batch can be run again: " + _AGAIN
+                "elastic operators", "go on", error, "the batch can be run again: " + AGAIN
             )
         return error
 
@@ -310,19 +324,5 @@ class BatchDriver:
             self._clerk.close()
 
 
-_AGAIN = "start the query again from its checkpoint, or let elasticutor.supervise do so"
-
-
 def _refusal(reason: str, again: bool) -> BatchError:
-    return BatchError("elastic operators", "go on", reason, _AGAIN if again else "")
-
-
-def unpickled(message: say.Refused) -> Exception:
-    """Why a task was refused, as the driver had it."""
-    try:
-        error = pickle.loads(message.error)  # noqa: S301 - from the driver, authenticated
-    except Exception:
-        error = None
-    if isinstance(error, ElasticutorError):
-        return error
-    return BatchError("elastic operators", "go on", message.text)
+    return BatchError("elastic operators", "go on", reason, AGAIN if again else "")

@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from elasticutor.core.config import LIVE, ExecutorConfig
 from elasticutor.core.coordinator import Coordinator
@@ -379,6 +379,23 @@ class BaseCluster(ABC):
         if self._stopped:
             raise ClusterError("cluster", "be running", "a DataFrame after its end")
         self._receptions[frame] = reception
+
+    @property
+    def receptions(self) -> list[Reception]:
+        """Where the tasks of elastic DataFrames are received."""
+        return list(self._receptions.values())
+
+    def metrics(self) -> dict[str, Any]:
+        """How everything on the cluster is doing, as plain values.
+
+        `nodes` and `freeCores` by node; `runs`, each with its topology or query, what was measured
+        lately, and for a query what came of its last batch.
+        """
+        return {
+            "nodes": self.nodes,
+            "freeCores": self.free_cores,
+            "runs": {run.id: run.as_dict() for run in self.runs},
+        }
 
     def _next_run(self) -> str:
         if self._stopped:

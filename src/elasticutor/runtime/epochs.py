@@ -79,6 +79,9 @@ class Epochs(Protocol):
     def handle(self, event: co.CoordinatorEvent) -> None:
         """A participant has answered, or is lost."""
 
+    def note(self, who: Peer, report: Any) -> None:
+        """An executor has reported something for the record."""
+
     def end_last(self) -> None:
         """End the open epoch; no other follows."""
 
@@ -187,6 +190,9 @@ class EpochDriver:
     def handle(self, event: co.CoordinatorEvent) -> None:
         """Something has happened that is the coordinator's to decide about."""
         self._enact(self.coordinator.handle(event))
+
+    def note(self, who: Peer, report: Any) -> None:
+        """The journal is enough."""
 
     def end_last(self) -> None:
         """End the open epoch now, or as soon as the one before it is done; no other follows."""

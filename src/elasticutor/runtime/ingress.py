@@ -9,12 +9,13 @@ an operator go through an exchange before the next one sees any.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -26,15 +27,17 @@ from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.latency import LatencyHistogram
 from elasticutor.errors import ElasticutorError
 from elasticutor.runtime import messages as say
-from elasticutor.runtime.batch_driver import unpickled
+from elasticutor.runtime.batch_errors import unpickled
 from elasticutor.runtime.channels import Links, advertised_host
 from elasticutor.runtime.hosts import SILENCE_S, Bootstrap, home
 from elasticutor.runtime.mailroom import DRIVER, Mailroom
-from elasticutor.runtime.packets import born
+from elasticutor.runtime.packets import Packet, born
 from elasticutor.runtime.routes import Router
 from elasticutor.runtime.specs import Route
-from elasticutor.runtime.wire import Credit, Tuples
-from elasticutor.topology import Plan
+from elasticutor.runtime.wire import Credit, Outgoing, Tuples
+
+if TYPE_CHECKING:
+    from elasticutor.topology import Plan
 
 _TICK_S = 0.5
 _TAKE_BYTES = 8 * 1024 * 1024
@@ -175,7 +178,7 @@ class _Visit:
         self._unmarked = set(peers)
         self._made: deque[tuple[str, pa.RecordBatch]] = deque()
         self._left = False
-        self._meter = _Meter(admitted, task)
+        self._meter = _Meter(admitted, task, feed.routes)
         schema = feed.schema.serialize().to_pybytes()
         join = say.Join(self._me, self._attempt, schema, self._mail.endpoint)
         for who in peers:
@@ -194,9 +197,20 @@ class _Visit:
             self._flush(who)
         while self._unmarked:
             yield from self._wait_and_take()
-        self._meter.tell(self._mail)
-        done = say.Done(self._admitted.run, self._task, self._attempt)
-        self._station.driver.send(DRIVER, done)
+        meter, mail = self._meter, self._station.driver
+        meter.tell(mail)
+        rows_in = {route.name: meter.rows_in for route in self._feed.routes}
+        mail.send(
+            DRIVER,
+            say.Done(
+                self._admitted.run,
+                self._task,
+                self._attempt,
+                rows_in,
+                meter.rows_out,
+                meter.latency,
+            ),
+        )
         while not self._left:
             yield from self._wait_and_take()
 
@@ -230,7 +244,7 @@ class _Visit:
                 self._receive(message)
         for answer in self._station.answers(self._task):
             self._left = self._left or isinstance(answer, say.Left)
-        self._meter.tell_if_due(self._mail)
+        self._meter.tell_if_due(self._station.driver)
         if self._made:
             while self._made:
                 yield self._made.popleft()
@@ -244,7 +258,7 @@ class _Visit:
             case Tuples(sender, attempt, size, packet):
                 operator, schema = self._feed.outputs[sender]
                 self._made.append((operator, packet.open(schema)))
-                self._meter.took(packet)
+                self._meter.took(operator, packet)
                 self._intake.spend(sender, size)
                 self._intake.finish(sender, size)
                 grant = self._intake.grant(sender, attempt, _TAKE_BYTES)
@@ -255,13 +269,17 @@ class _Visit:
 
 
 class _Meter:
-    """What a task has sent and taken since it last told the driver."""
+    """What a task has sent and taken: since it last told the driver, and in all, by operator."""
 
-    def __init__(self, admitted: say.Admitted, task: Ingress) -> None:
+    def __init__(self, admitted: say.Admitted, task: Ingress, routes: Sequence[Route]) -> None:
         self._run = admitted.run
         self._who = Peer(f"ingress.{task.partition}")
         self._every_s = admitted.measure_s
         self._blocked_since: float | None = None
+        names = [route.name for route in routes]
+        self.rows_in = 0
+        self.rows_out = dict.fromkeys(names, 0)
+        self.latency = {name: LatencyHistogram() for name in names}
         self._start(time.monotonic())
 
     def _start(self, now: float) -> None:
@@ -271,18 +289,21 @@ class _Meter:
         self._routed: Counter[Peer] = Counter()
         self._latency = LatencyHistogram()
 
-    def sent(self, rows: int, packets: Iterable[Any]) -> None:
+    def sent(self, rows: int, packets: Iterable[Outgoing]) -> None:
         """Rows were cut into packets."""
+        self.rows_in += rows
         self._sent += rows
-        for packet in packets:
-            self._routed[packet.destination] += packet.packet.rows
+        for out in packets:
+            self._routed[out.destination] += out.packet.rows
 
-    def took(self, packet: Any) -> None:
+    def took(self, operator: str, packet: Packet) -> None:
         """Outputs have come back."""
         self._taken += packet.rows
+        self.rows_out[operator] += packet.rows
         births = packet.births
-        ages = time.time() - births[:, 0] / 1e6
-        self._latency.record_many(ages.clip(0.0), births[:, 1])
+        ages = (time.time() - births[:, 0] / 1e6).clip(0.0)
+        for latency in (self._latency, self.latency[operator]):
+            latency.record_many(ages, births[:, 1])
 
     def blocked(self, blocked: bool) -> None:
         """Whether nothing can be sent now."""
@@ -302,17 +323,12 @@ class _Meter:
         now = time.monotonic()
         seconds = max(now - self._since, 1e-9)
         share = min(1.0, self._blocked_s / seconds)
+        routed = dict(self._routed)
         mail.send(
             DRIVER,
+            # All that there is is offered at once.
             say.SourceMeasured(
-                self._run,
-                self._who,
-                seconds,
-                self._sent,
-                share,
-                0.0,
-                float("inf"),
-                dict(self._routed),
+                self._run, self._who, seconds, self._sent, share, 0.0, math.inf, routed
             ),
         )
         taken = say.SinkMeasured(self._run, self._who, seconds, self._taken, self._latency)

@@ -121,6 +121,10 @@ class Done:
     run: str
     task: Ingress
     attempt: Attempt
+    rows_in: Mapping[str, int]
+    """By operator, as all that follows."""
+    rows_out: Mapping[str, int]
+    latency: Mapping[str, LatencyHistogram]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,12 @@ from typing import Protocol
 
 from elasticutor.errors import ElasticutorError
 from elasticutor.runtime import messages as say
-from elasticutor.runtime.batch_driver import BatchDriver, BatchError
+from elasticutor.runtime.batch_driver import BatchDriver
+from elasticutor.runtime.batch_errors import AGAIN, BatchError
 from elasticutor.runtime.failures import described
 from elasticutor.runtime.hub import Hub
 from elasticutor.runtime.phases import OVER
+from elasticutor.runtime.reports import BatchReport
 from elasticutor.runtime.run import Run
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,20 @@ _LOOK_S = 0.25
 """How often to see whether queries go on."""
 _LINGER_S = 5.0
 """How long executors of an action are kept for the next one."""
+_KEPT = 100
+"""Reports that are kept of a query."""
+_REMEMBERED = 1000
+"""Lost executors whose stages are remembered: Spark tries tasks again for some time."""
+_QUERIES = 16
+"""Queries that have ended, and of which reports are kept."""
+
+
+_TOO_LATE = BatchError(
+    "elastic operators",
+    "go on",
+    "the executors that other tasks of this stage have fed are gone, and with them the batch",
+    AGAIN,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +120,10 @@ class Reception:
         self._start = start
         self._engaged: dict[tuple[object, ...], _Engagement] = {}
         self._idle: list[_Engagement] = []
+        self._ended: dict[tuple[object, ...], int] = {}
+        """The newest stage of those whose executors were lost, or not needed to the end."""
+        self._past: dict[str, list[BatchReport]] = {}
+        """Of queries that have ended, or were started anew."""
         self._watching = False
         self._closed = False
         hub.receptions[frame] = self.take
@@ -119,6 +139,12 @@ class Reception:
         one = self._engaged.get((query,))
         return None if one is None or one.over else one.run
 
+    def reports_of(self, query: str) -> list[BatchReport]:
+        """What came of the last batches of a query, the newest last."""
+        one = self._engaged.get((query,))
+        now = [] if one is None or one.run is None else list(one.driver.reporter.reports)
+        return [*self._past.get(query, ()), *now][-_KEPT:]
+
     # In the hub's thread
 
     def take(self, message: say.Arrive) -> None:
@@ -127,8 +153,12 @@ class Reception:
         key = (message.query,) if message.query else (task.execution, task.stage)
         one = self._engaged.get(key)
         if one is not None and one.over:
-            self._engaged.pop(key)
+            self._release(one)
             one = None
+        if one is None and task.stage <= self._ended.get(key, -1):
+            # Others of its stage have left, so that its rows alone are not the batch.
+            self._refuse(message, _TOO_LATE)
+            return
         if one is None:
             one = self._engage(key, message)
         one.stage = max(one.stage, task.stage)
@@ -177,7 +207,16 @@ class Reception:
         if one in self._idle:
             self._idle.remove(one)
         if one.run is not None:
+            if not one.driver.batches.idle or one.over:
+                self._ended[one.key] = one.stage
+                if len(self._ended) > _REMEMBERED:
+                    self._ended.pop(next(iter(self._ended)))
             one.run.supervisor.end()
+            if one.query is not None:
+                past = [*self._past.pop(one.query.id, ()), *one.driver.reporter.reports]
+                self._past[one.query.id] = past[-_KEPT:]
+                if len(self._past) > _QUERIES:
+                    self._past.pop(next(iter(self._past)))
 
     def _replace(self, one: _Engagement, message: say.Arrive) -> None:
         """The query was started again before its end was noticed."""

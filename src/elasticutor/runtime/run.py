@@ -16,6 +16,7 @@ from elasticutor.core import events as ev
 from elasticutor.core.ids import NodeId, Peer, ShardId, TaskId
 from elasticutor.errors import BadValueError
 from elasticutor.runtime import messages as say
+from elasticutor.runtime.batch_driver import BatchDriver
 from elasticutor.runtime.hub import ClusterError, Hub
 from elasticutor.runtime.ledger import Moment, RunMetrics
 from elasticutor.runtime.phases import RunError, RunPhase
@@ -59,6 +60,20 @@ class Run:
     def metrics(self) -> RunMetrics:
         """Throughput, latency, and the load of every executor and task: lately, and in all."""
         return self._supervisor.ledger.metrics()
+
+    def as_dict(self) -> dict[str, Any]:
+        """What it is, how it is doing, and of a query what came of its last batch: plain values."""
+        supervisor = self._supervisor
+        told: dict[str, Any] = {
+            "name": supervisor.plan.name,
+            "phase": self.phase,
+            "cores": {who: sum(cores.values()) for who, cores in supervisor.cores.items()},
+            **self.metrics().as_dict(),
+        }
+        if isinstance(supervisor.epochs, BatchDriver):
+            reports = supervisor.epochs.reporter.reports
+            told["lastBatch"] = reports[-1].as_dict() if reports else None
+        return told
 
     def reset_metrics(self) -> None:
         """Begin the totals anew, after a warm-up for instance."""

@@ -263,6 +263,7 @@ class Supervisor:
             case say.Rested():
                 self._on_rested(who)
             case _ if isinstance(what, REPORTS):
+                self.epochs.note(who, what)
                 if self.epochs.durable or not isinstance(what, do.ReportSealed):
                     note_report(self.journal, who, what)
             case co.ParticipantReady() | co.ParticipantPrepared():

@@ -12,25 +12,21 @@ import atexit
 import logging
 import secrets
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame, SparkSession
 
-from elasticutor.core.batches import Ingress
-from elasticutor.core.ids import Epoch
 from elasticutor.errors import BadValueError
 from elasticutor.operator import Operator
-from elasticutor.runtime.batch_driver import BatchError
 from elasticutor.runtime.cluster import LATENCY_TARGET_S, BaseCluster
 from elasticutor.runtime.ingress import Feed
 from elasticutor.runtime.reception import QuerySeen, Reception
 from elasticutor.runtime.run import Run
-from elasticutor.spark.arrow import Incoming, Outgoing
 from elasticutor.spark.cluster import Cluster
 from elasticutor.spark.frames import prepare
+from elasticutor.spark.ingest import Ingest
+from elasticutor.spark.progress import served_by
 from elasticutor.spark.queries import SparkWays
 from elasticutor.spark.session import require_session
 from elasticutor.topology import require_name
@@ -38,10 +34,6 @@ from elasticutor.topology import require_name
 log = logging.getLogger(__name__)
 
 _HIDDEN = "_elastic_part"
-_QUERY = "sql.streaming.queryId"
-_BATCH = "streaming.sql.batchId"
-_EXECUTION = "spark.sql.execution.id"
-_GROUP = "spark.jobGroup.id"
 
 
 def elastic(
@@ -128,6 +120,7 @@ def elastic(
             balance_s=_balance_s,
         )
 
+    served_by(home)
     home.receive(frame, Reception(home.hub, frame, ways, start))
     feed = Feed.of(home.bootstrap, frame, prepared.plan)
     ingest = Ingest(
@@ -168,53 +161,6 @@ def _partitions(spark: SparkSession) -> int:
     """How many partitions outputs have: as many as can be worked on at once, at most."""
     wanted = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     return max(1, min(wanted, spark.sparkContext.defaultParallelism))
-
-
-class Ingest:
-    """The function of `mapInArrow`: what a task of the query does."""
-
-    def __init__(
-        self, feed: Feed, incoming: Incoming, outgoing: Outgoing, name: str, *, streaming: bool
-    ) -> None:
-        self._feed = feed
-        self._incoming = incoming
-        self._outgoing = outgoing
-        self._name = name
-        self._streaming = streaming
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Feed the operators with one partition, and yield what they make."""
-        context = TaskContext.get()
-        assert context is not None  # Spark calls this in a task
-        query, epoch = "", Epoch(1)
-        if self._streaming:
-            query, epoch = self._batch_of(context)
-        task = Ingress(
-            epoch,
-            int(context.getLocalProperty(_EXECUTION) or 0),
-            context.stageId(),
-            context.partitionId(),
-            context.taskAttemptId(),
-        )
-        group = context.getLocalProperty(_GROUP) or ""
-        given = map(self._incoming, batches)
-        for part, (operator, made) in enumerate(
-            self._feed.run(task, given, query=query, group=group)
-        ):
-            yield self._outgoing(operator, made, part)
-
-    def _batch_of(self, context: TaskContext) -> tuple[str, Epoch]:
-        query = context.getLocalProperty(_QUERY)
-        batch = context.getLocalProperty(_BATCH)
-        if query is None or batch is None:
-            raise BatchError(
-                f"elastic operator {self._name!r}",
-                "know its batch",
-                "a streaming DataFrame is used where Spark does not say which batch it is of, as "
-                "in another thread of foreachBatch",
-                "start that thread as pyspark.InheritableThread, which takes the batch along",
-            )
-        return query, Epoch(int(batch) + 1)
 
 
 _CLUSTERS: dict[str, Cluster] = {}

@@ -1,0 +1,69 @@
+"""What a Spark task does that feeds elastic operators.
+
+It is loaded in every Python worker of a query, so it loads as little as it can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from elasticutor.core.batches import Ingress
+from elasticutor.core.ids import Epoch
+from elasticutor.runtime.batch_errors import BatchError
+from elasticutor.runtime.ingress import Feed
+from elasticutor.spark.arrow import Incoming, Outgoing
+
+_QUERY = "sql.streaming.queryId"
+_BATCH = "streaming.sql.batchId"
+_EXECUTION = "spark.sql.execution.id"
+_GROUP = "spark.jobGroup.id"
+
+
+class Ingest:
+    """The function of `mapInArrow`: what a task of the query does."""
+
+    def __init__(
+        self, feed: Feed, incoming: Incoming, outgoing: Outgoing, name: str, *, streaming: bool
+    ) -> None:
+        self._feed = feed
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._name = name
+        self._streaming = streaming
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Feed the operators with one partition, and yield what they make."""
+        context = TaskContext.get()
+        assert context is not None  # Spark calls this in a task
+        query, epoch = "", Epoch(1)
+        if self._streaming:
+            query, epoch = self._batch_of(context)
+        task = Ingress(
+            epoch,
+            int(context.getLocalProperty(_EXECUTION) or 0),
+            context.stageId(),
+            context.partitionId(),
+            context.taskAttemptId(),
+        )
+        group = context.getLocalProperty(_GROUP) or ""
+        given = map(self._incoming, batches)
+        for part, (operator, made) in enumerate(
+            self._feed.run(task, given, query=query, group=group)
+        ):
+            yield self._outgoing(operator, made, part)
+
+    def _batch_of(self, context: TaskContext) -> tuple[str, Epoch]:
+        query = context.getLocalProperty(_QUERY)
+        batch = context.getLocalProperty(_BATCH)
+        if query is None or batch is None:
+            raise BatchError(
+                f"elastic operator {self._name!r}",
+                "know its batch",
+                "a streaming DataFrame is used where Spark does not say which batch it is of, as "
+                "in another thread of foreachBatch",
+                "start that thread as pyspark.InheritableThread, which takes the batch along",
+            )
+        return query, Epoch(int(batch) + 1)

@@ -1,0 +1,107 @@
+"""How the elastic operators of a streaming query are doing, beside Spark's own progress of it."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+from pyspark.sql.streaming.query import StreamingQuery
+
+from elasticutor.runtime.cluster import BaseCluster
+from elasticutor.runtime.reports import BatchReport
+
+_CLUSTERS: weakref.WeakSet[BaseCluster] = weakref.WeakSet()
+"""Those that have ever served an elastic DataFrame."""
+
+
+def served_by(cluster: BaseCluster) -> None:
+    """Take note of a cluster that serves elastic DataFrames."""
+    _CLUSTERS.add(cluster)
+
+
+@dataclass(frozen=True, slots=True)
+class ElasticProgress:
+    """What the elastic operators of a query did in one batch."""
+
+    id: str
+    """Of the query; the same over restarts."""
+    batchId: int  # noqa: N815 - as Spark's own progress calls it
+    operators: dict[str, dict[str, Any]]
+    """By name: rowsIn, rowsOut, latencyMs, executors, cores, moves, hotShards, durationMs, tasks,
+    stateBytesWritten."""
+
+    @property
+    def json(self) -> str:
+        """The same as text, on one line."""
+        return json.dumps(self.as_dict())
+
+    @property
+    def prettyJson(self) -> str:  # noqa: N802 - as Spark's own progress calls it
+        """The same as text that reads well."""
+        return json.dumps(self.as_dict(), indent=2)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"id": self.id, "batchId": self.batchId, "operators": self.operators}
+
+
+def progress(query: StreamingQuery | str) -> list[ElasticProgress]:
+    """What a query's elastic operators did in its last batches, the newest last.
+
+    Args:
+        query: The query, or its id. It may have ended.
+
+    Returns:
+        Up to a hundred; none for a query without elastic operators.
+    """
+    wanted = query if isinstance(query, str) else str(query.id)
+    batches: dict[int, dict[str, dict[str, Any]]] = {}
+    for report in _reports(wanted):
+        whole = report.as_dict()
+        of_batch = {key: whole[key] for key in ("durationMs", "tasks", "stateBytesWritten")}
+        for name, operator in whole["operators"].items():
+            batches.setdefault(report.batch, {})[name] = {**operator, **of_batch}
+    return [ElasticProgress(wanted, batch, made) for batch, made in sorted(batches.items())]
+
+
+def _reports(query: str) -> Iterator[BatchReport]:
+    for cluster in list(_CLUSTERS):
+        for reception in cluster.receptions:
+            yield from reception.reports_of(query)
+
+
+class ElasticListener(StreamingQueryListener):
+    """A `StreamingQueryListener` that hears of elastic operators, too.
+
+    Override `onElasticProgress`, and whatever else of a listener you need (calling `super()` in
+    `onQueryProgress`); then `spark.streams.addListener(…)`.
+    """
+
+    def onElasticProgress(self, event: ElasticProgress) -> None:  # noqa: N802
+        """A batch is done: what the query's elastic operators did in it."""
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """A query was started."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """A batch is done; if elastic operators took part in it, says so."""
+        batch = event.progress.batchId
+        for done in progress(str(event.progress.id)):
+            if done.batchId == batch:
+                self.onElasticProgress(done)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """A query has nothing to do."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """A query has ended."""
