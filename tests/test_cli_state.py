@@ -60,7 +60,7 @@ def test_epochs_are_listed_for_people_and_for_programs(tmp_path: Path) -> None:
 
 def test_a_damaged_epoch_is_listed_with_its_error(tmp_path: Path) -> None:
     some_epochs(tmp_path)
-    path = tmp_path / "epochs" / "000000000002-001000001.json"
+    path = tmp_path / "epochs" / "000000000002-1000000001.json"
     path.write_bytes(b"{")
     result = state("ls", tmp_path)
     assert result.exit_code == 0

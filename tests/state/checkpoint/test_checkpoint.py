@@ -110,7 +110,7 @@ def test_folding_changes_nothing_that_can_be_restored(
 def test_a_new_checkpoint_is_at_epoch_0_without_state_or_notes(tmp_path: Path) -> None:
     checkpoint = opened(tmp_path / "new")
     assert (checkpoint.committed, checkpoint.notes) == (0, {})
-    assert checkpoint.first_attempt == 1_000_000
+    assert checkpoint.first_attempt == 1_000_000_000
     assert contents(tmp_path / "new", form(), 0) == {}
 
 
@@ -123,7 +123,7 @@ def test_notes_come_back_exactly(tmp_path: Path) -> None:
 
 def test_attempts_rise_from_run_to_run(tmp_path: Path) -> None:
     firsts = [opened(tmp_path).first_attempt for _ in range(3)]
-    assert firsts == [1_000_000, 2_000_000, 3_000_000]
+    assert firsts == [1_000_000_000, 2_000_000_000, 3_000_000_000]
 
 
 def test_claims_that_were_deleted_are_not_numbered_again(tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_claims_that_were_deleted_are_not_numbered_again(tmp_path: Path) -> None
     job.epoch({1: "a"})
     for path in files_of(tmp_path / "claims"):
         path.unlink()
-    assert opened(tmp_path).first_attempt == 2_000_000
+    assert opened(tmp_path).first_attempt == 2_000_000_000
 
 
 def test_epochs_may_have_gaps_but_never_go_back(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_an_increment_of_another_epoch_or_attempt_is_refused(tmp_path: Path) -> 
     files = job.increments(1, {1: "a"})
     with pytest.raises(BadValueError, match="be of epoch 2"):
         job.checkpoint.commit(Epoch(2), job.attempt, files, {})
-    with pytest.raises(BadValueError, match="attempt 1000002"):
+    with pytest.raises(BadValueError, match="attempt 1000000002"):
         job.checkpoint.commit(Epoch(1), Attempt(job.attempt + 1), files, {})
 
 
@@ -162,7 +162,7 @@ def test_of_two_attempts_at_an_epoch_the_later_one_counts(tmp_path: Path) -> Non
     assert contents(tmp_path, form(), 1) == {1: "kept"}
     removed = job.checkpoint.tidy().removed
     assert removed
-    assert all("1000001" in path for path in removed)
+    assert all("1000000001" in path for path in removed)
     assert contents(tmp_path, form(), 1) == {1: "kept"}
 
 
@@ -180,10 +180,10 @@ def test_what_a_run_left_behind_that_died_is_removed_by_the_next(tmp_path: Path)
     job.epoch({1: "a"})
     job.increments(2, {2: "b"})
     folder = next(path for path in (tmp_path / "state").rglob("0") if path.is_dir())
-    name = "counts-0-000000000002-000000000002-001000001-node-0.parquet"
+    name = "counts-0-000000000002-000000000002-1000000001-node-0.parquet"
     (folder / f".{name}.0123456789ab.tmp").write_bytes(b"half")
     (folder / "notes.txt").write_text("somebody's own")
-    before = {path for path in files_of(tmp_path / "state") if "0002-001" not in path.name}
+    before = {path for path in files_of(tmp_path / "state") if "0002-1" not in path.name}
     opened(tmp_path)
     assert set(files_of(tmp_path / "state")) == before
     assert contents(tmp_path, form(), 1) == {1: "a"}
@@ -402,10 +402,10 @@ def test_folding_beside_commits_loses_nothing(tmp_path: Path) -> None:
 
 def test_all_epochs_are_listed_newest_first(tmp_path: Path) -> None:
     some_epochs(tmp_path)
-    (tmp_path / "epochs/000000000002-001000001.json").write_text("torn")
+    (tmp_path / "epochs/000000000002-1000000001.json").write_text("torn")
     listed = epochs_of(Location.at(tmp_path))
     assert [item.epoch for item in listed] == [3, 2, 1, 0]
     assert [item.error is None for item in listed] == [True, False, True, True]
     manifest = listed[0].manifest
     assert manifest is not None
-    assert manifest.predecessor == "epochs/000000000002-001000001.json"
+    assert manifest.predecessor == "epochs/000000000002-1000000001.json"

@@ -187,7 +187,7 @@ def test_a_checkpoint_has_one_run_at_a_time(tmp_path: Path) -> None:
     second = Job(tmp_path)
     with pytest.raises(InUseError, match="taken over by run 'run'"):
         first.epoch({2: "b"})
-    assert not list((tmp_path / "epochs").glob("*2-001000001.json"))
+    assert not list((tmp_path / "epochs").glob("*2-1000000001.json"))
     with pytest.raises(InUseError):
         first.checkpoint.tidy()
     second.epoch({3: "c"})

@@ -25,7 +25,7 @@ from elasticutor.state.checkpoint import (
     Restorer,
 )
 
-NEWEST = "epochs/000000000003-001000001.json"
+NEWEST = "epochs/000000000003-1000000001.json"
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_a_manifest_that_is_gone_leaves_the_epoch_before_it(
 
 def test_a_manifest_under_another_name_is_damage(case: tuple[Path, list[Contents]]) -> None:
     where, history = case
-    other = where / "epochs/000000000004-001000001.json"
+    other = where / "epochs/000000000004-1000000001.json"
     (where / NEWEST).rename(other)
     check_way_out(where, history, other, 2)
 

@@ -67,12 +67,12 @@ def test_void_and_damaged_epochs_are_listed_as_such(tmp_path: Path) -> None:
     opened(tmp_path, epoch=2).release()
     for name, data in stale.items():
         (tmp_path / "epochs" / name).write_bytes(data)
-    flip(tmp_path / "epochs" / "000000000001-001000001.json")
+    flip(tmp_path / "epochs" / "000000000001-1000000001.json")
     found = {(int(one.epoch), int(one.attempt)): one for one in epochs_kept(StateReader(tmp_path))}
-    assert not found[3, 1000001].current
-    assert found[2, 2000000].current
-    assert isinstance(found[1, 1000001].error, DamagedError)
-    assert found[1, 1000001].operators == ()
+    assert not found[3, 1000000001].current
+    assert found[2, 2000000000].current
+    assert isinstance(found[1, 1000000001].error, DamagedError)
+    assert found[1, 1000000001].operators == ()
 
 
 def test_manifests_that_are_removed_meanwhile_are_not_called_damaged(
@@ -80,7 +80,7 @@ def test_manifests_that_are_removed_meanwhile_are_not_called_damaged(
 ) -> None:
     """One while they are read, and another while they are read again because of that."""
     some_epochs(tmp_path)
-    doomed = ["epochs/000000000000-001000000.json", "epochs/000000000001-001000001.json"]
+    doomed = ["epochs/000000000000-1000000000.json", "epochs/000000000001-1000000001.json"]
     read = Location.read
 
     def removing(location: Location, path: str) -> object:
@@ -176,9 +176,9 @@ def test_a_damaged_file_is_named_with_all_epochs_that_need_it(tmp_path: Path, ho
 
 def test_a_damaged_manifest_is_a_fault_of_its_epoch(tmp_path: Path) -> None:
     some_epochs(tmp_path)
-    flip(tmp_path / "epochs" / "000000000002-001000001.json")
+    flip(tmp_path / "epochs" / "000000000002-1000000001.json")
     (fault,) = check_files(StateReader(tmp_path)).faults
-    assert (fault.path, fault.epochs) == ("epochs/000000000002-001000001.json", (2,))
+    assert (fault.path, fault.epochs) == ("epochs/000000000002-1000000001.json", (2,))
 
 
 def test_what_only_void_epochs_need_is_not_looked_at(tmp_path: Path) -> None:

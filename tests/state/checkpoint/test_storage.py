@@ -91,7 +91,7 @@ def test_permission_lost_is_named_and_the_last_epoch_is_intact(tmp_path: Path) -
         words, verdict = told(command, code, tmp_path)
     finally:
         (tmp_path / "epochs").chmod(0o700)
-    assert f"{tmp_path}/epochs/000000000002-001000001.json must be written" in words
+    assert f"{tmp_path}/epochs/000000000002-1000000001.json must be written" in words
     assert "got Permission denied. Hint: let this user write there" in words
     assert verdict == "True 1"
 

@@ -65,10 +65,10 @@ def write_increment(
         >>> form = StateForm("counts", executors=1, shards=4, key=(("user", "string"),))
         >>> changes = {ShardId(3): [Record(b"sOslo", Epoch(1), b"T")]}
         >>> file = write_increment(
-        ...     location, form, "counts.0", "node-0", Attempt(1000001), Epoch(1), changes
+        ...     location, form, "counts.0", "node-0", Attempt(1000000001), Epoch(1), changes
         ... )
         >>> file.rows, file.path
-        (1, 'state/counts/0/counts-0-000000000001-000000000001-001000001-node-0.parquet')
+        (1, 'state/counts/0/counts-0-000000000001-000000000001-1000000001-node-0.parquet')
     """
     beyond = [shard for shard in changes if not 0 <= shard < form.shards]
     if beyond:

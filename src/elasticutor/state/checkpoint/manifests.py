@@ -32,12 +32,12 @@ _NOT_OURS: Final = (KeyError, TypeError, ValueError, AttributeError)
 class ManifestName:
     """Which attempt committed which epoch; the later the attempt, the more it counts.
 
-    Attempt 3000000 is what claim 3 found when it opened the checkpoint: the same epoch again, so
+    Attempt 3000000000 is what claim 3 found when it opened the checkpoint: the same epoch again, so
     that whatever an earlier claim still commits comes before it.
 
     Example:
-        >>> ManifestName(Attempt(3000001), Epoch(12)).path
-        'epochs/000000000012-003000001.json'
+        >>> ManifestName(Attempt(3000000001), Epoch(12)).path
+        'epochs/000000000012-3000000001.json'
     """
 
     attempt: Attempt
@@ -221,12 +221,12 @@ def standing(names: Iterable[ManifestName]) -> list[ManifestName]:
 
     Example:
         >>> names = [
-        ...     ManifestName(Attempt(1000001), Epoch(1)),
-        ...     ManifestName(Attempt(1000001), Epoch(2)),
-        ...     ManifestName(Attempt(2000000), Epoch(1)),
+        ...     ManifestName(Attempt(1000000001), Epoch(1)),
+        ...     ManifestName(Attempt(1000000001), Epoch(2)),
+        ...     ManifestName(Attempt(2000000000), Epoch(1)),
         ... ]
         >>> [(name.epoch, name.attempt) for name in standing(names)]
-        [(1, 2000000), (1, 1000001)]
+        [(1, 2000000000), (1, 1000000001)]
     """
     every = list(names)
     left = [name for name in every if not any(other.supersedes(name) for other in every)]
