@@ -99,6 +99,11 @@ class BatchDriver:
         """The newest epoch that whoever runs the batches is known to have committed."""
         return self.batches.committed
 
+    @property
+    def checkpoint(self) -> str | None:
+        """Where epochs become durable; None: nowhere."""
+        return None if self._checkpoint is None else self._checkpoint.location.uri
+
     def waiting_for(self) -> list[str]:
         """Why nothing happens, in words."""
         return self.batches.waiting_for()
@@ -300,6 +305,8 @@ class BatchDriver:
         if self._closed:
             return
         self._closed = True
+        if self._checkpoint is not None:
+            ends(self._checkpoint)  # before a task is refused: whoever starts again may be quick
         error = self._end_in_words()
         for task in self.batches.present:
             self._refuse(task, error)
@@ -318,8 +325,6 @@ class BatchDriver:
     def close(self) -> None:
         """Let the next run have the checkpoint."""
         self.stop()
-        if self._checkpoint is not None:
-            ends(self._checkpoint)
         if self._clerk is not None:
             self._clerk.close()
 

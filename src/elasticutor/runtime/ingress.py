@@ -121,6 +121,8 @@ class Station:
     def beside(self, node: NodeId, sockets: str) -> Mailroom:
         """The mail for data, on the node that this process is beside."""
         if (node, sockets) not in self._mails:
+            for other in [place for place in self._mails if place[1] == sockets]:
+                self._mails.pop(other).close()  # of a node whose place this one has taken
             mail = self._mails[node, sockets] = self._mail(node, sockets)
             mail.watch_too(self.driver)
         return self._mails[node, sockets]

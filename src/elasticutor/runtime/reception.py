@@ -17,8 +17,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
+from elasticutor.core.batches import BatchPhase
+from elasticutor.core.ids import Epoch
 from elasticutor.errors import ElasticutorError
 from elasticutor.runtime import messages as say
 from elasticutor.runtime.batch_driver import BatchDriver
@@ -62,6 +64,8 @@ class QuerySeen:
     """Where it keeps its checkpoint; empty if that is not known."""
     refused: str = ""
     """Why it cannot be served, in words; empty if it can."""
+    operators: frozenset[str] = frozenset()
+    """What the states of its elastic operators are called, as far as is known."""
 
 
 class Ways(Protocol):
@@ -69,6 +73,9 @@ class Ways(Protocol):
 
     def query(self, query: str) -> QuerySeen | None:
         """A streaming query that is active; None if it is not."""
+
+    def run_of(self, query: str) -> str | None:
+        """The run of a query that is active; None if it is not. Asked again and again."""
 
     def active(self, stage: int) -> bool:
         """Whether a stage has tasks that run, or will."""
@@ -113,7 +120,8 @@ class Reception:
         start: Starts executors.
     """
 
-    def __init__(self, hub: Hub, frame: str, ways: Ways, start: Start) -> None:
+    def __init__(self, hub: Hub, frame: str, ways: Ways, start: Start, *, name: str = "") -> None:
+        self.name = name
         self._hub = hub
         self._frame = frame
         self._ways = ways
@@ -122,11 +130,13 @@ class Reception:
         self._idle: list[_Engagement] = []
         self._ended: dict[tuple[object, ...], int] = {}
         """The newest stage of those whose executors were lost, or not needed to the end."""
+        self._owed: dict[tuple[object, ...], Epoch] = {}
+        """Epochs that had begun and did not come to their end, of queries."""
         self._past: dict[str, list[BatchReport]] = {}
         """Of queries that have ended, or were started anew."""
         self._watching = False
         self._closed = False
-        hub.receptions[frame] = self.take
+        hub.receptions[frame] = self
 
     @property
     def runs(self) -> list[Run]:
@@ -139,6 +149,15 @@ class Reception:
         one = self._engaged.get((query,))
         return None if one is None or one.over else one.run
 
+    def checkpoint_of(self, query: str, operator: str) -> str | None:
+        """Where the state of an operator of a query is durable, if it is served here now."""
+        run = self.run_of(query)
+        if run is None:
+            return None
+        names = {planned.name for planned in run.supervisor.plan.operators}
+        epochs = run.supervisor.epochs
+        return epochs.checkpoint if operator in names and isinstance(epochs, BatchDriver) else None
+
     def reports_of(self, query: str) -> list[BatchReport]:
         """What came of the last batches of a query, the newest last."""
         one = self._engaged.get((query,))
@@ -146,6 +165,10 @@ class Reception:
         return [*self._past.get(query, ()), *now][-_KEPT:]
 
     # In the hub's thread
+
+    def __call__(self, message: say.Arrive) -> None:
+        """As `take`."""
+        self.take(message)
 
     def take(self, message: say.Arrive) -> None:
         """A task has come."""
@@ -183,17 +206,28 @@ class Reception:
 
     def _begun(self, one: _Engagement, run: Run) -> None:
         one.run = run
+        one.driver.batches.owe(self._owed.get(one.key, Epoch(0)))
         if self._closed or self._engaged.get(one.key) is not one:
             self._release(one)
         waiting, one.waiting = one.waiting, []
         for message in waiting:
-            one.driver.arrive(message)
+            if one.over:
+                one.driver.arrive(message)  # which says why
+            else:
+                self.take(message)  # it may be of a later start of the query
 
     def _failed(self, one: _Engagement, error: Exception) -> None:
         if self._engaged.get(one.key) is one:
             del self._engaged[one.key]
         for message in one.waiting:
+            self._owe(one, message.task.epoch)
             self._refuse(message, error)
+
+    def _owe(self, one: _Engagement, epoch: Epoch) -> None:
+        """A batch has not come to its end: whoever goes on must not do so without it."""
+        if one.query is not None:
+            self._owed[one.key] = epoch
+            _forget_the_oldest(self._owed)
 
     def _refuse(self, message: say.Arrive, error: Exception) -> None:
         name = f"{self._frame} task {message.task.task}"
@@ -209,8 +243,9 @@ class Reception:
         if one.run is not None:
             if not one.driver.batches.idle or one.over:
                 self._ended[one.key] = one.stage
-                if len(self._ended) > _REMEMBERED:
-                    self._ended.pop(next(iter(self._ended)))
+                _forget_the_oldest(self._ended)
+                if one.driver.batches.phase not in (None, BatchPhase.DURABLE):
+                    self._owe(one, one.driver.batches.epoch)
             one.run.supervisor.end()
             if one.query is not None:
                 past = [*self._past.pop(one.query.id, ()), *one.driver.reporter.reports]
@@ -223,6 +258,25 @@ class Reception:
         self._release(one)
         self.take(message)
 
+    def _end_earlier(self, query: QuerySeen) -> bool:
+        """Release what serves an earlier start of a query, for whichever DataFrame.
+
+        It may be started again before its end is noticed, and then it needs its checkpoint.
+
+        Returns:
+            Whether none of them is just about to start.
+        """
+        others = [one for one in self._hub.receptions.values() if isinstance(one, Reception)]
+        settled = True
+        for other in others:
+            one = other._engaged.get((query.id,))
+            if one is not None and one.query is not None and one.query.run != query.run:
+                if one.run is None:
+                    settled = False
+                else:
+                    other._release(one)
+        return settled
+
     # In threads of their own: whoever runs the queries may take a while to answer
 
     def _in_thread(self, what: Callable[[], None]) -> None:
@@ -231,7 +285,9 @@ class Reception:
     def _begin(self, one: _Engagement, message: say.Arrive) -> None:
         try:
             if message.query:
-                one.query = self._seen(message.query)
+                one.query = seen = self._seen(message.query)
+                while not self._hub.call(lambda: self._end_earlier(seen)):
+                    time.sleep(_LOOK_S)
             run = self._start(one.query, message.task.epoch)
         except Exception as error:
             told = error  # `error` is gone when the other thread looks
@@ -278,11 +334,10 @@ class Reception:
         try:
             if one.query is None:
                 return self._ways.active(one.stage)
-            seen = self._ways.query(one.query.id)
+            return self._ways.run_of(one.query.id) == one.query.run
         except Exception as error:  # whoever runs the queries is gone
             log.debug("%s cannot be asked for: %s", one.key, error)
             return False
-        return seen is not None and seen.run == one.query.run
 
     def _settle(self, over: list[_Engagement]) -> bool:
         """Release what nobody needs any more; says whether nothing is left."""
@@ -310,3 +365,8 @@ class Reception:
         self._hub.receptions.pop(self._frame, None)
         for one in [*self._engaged.values(), *self._idle]:
             self._release(one)
+
+
+def _forget_the_oldest(remembered: dict[tuple[object, ...], Any]) -> None:
+    if len(remembered) > _REMEMBERED:
+        remembered.pop(next(iter(remembered)))

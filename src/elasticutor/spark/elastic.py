@@ -29,11 +29,17 @@ from elasticutor.spark.ingest import Ingest
 from elasticutor.spark.progress import served_by
 from elasticutor.spark.queries import SparkWays
 from elasticutor.spark.session import require_session
+from elasticutor.state.checkpoint import InUseError, Location, MismatchError
+from elasticutor.state.checkpoint.errors import Words
 from elasticutor.topology import require_name
 
 log = logging.getLogger(__name__)
 
 _HIDDEN = "_elastic_part"
+_APART = (
+    "state has one query and one place in it: give operators of one query different names "
+    "(name=…), and queries different checkpoints, or stop the other one"
+)
 
 
 def elastic(
@@ -110,15 +116,20 @@ def elastic(
     ways = SparkWays(spark)
 
     def start(query: QuerySeen | None, epoch: int) -> Run:
-        return home.host(
-            prepared.plan,
-            count=ways.count,
-            checkpoint=None if query is None else _place(query, checkpoint, name),
-            owner="" if query is None else f"query {query.id}",
-            below=epoch,
-            latency_target=latency_target or LATENCY_TARGET_S,
-            balance_s=_balance_s,
-        )
+        if query is not None and checkpoint is None:
+            _require_state(query, name, epoch)
+        try:
+            return home.host(
+                prepared.plan,
+                count=ways.count,
+                checkpoint=None if query is None else _place(query, checkpoint, name),
+                owner="" if query is None else f"query {query.id}",
+                below=epoch,
+                latency_target=latency_target or LATENCY_TARGET_S,
+                balance_s=_balance_s,
+            )
+        except InUseError as error:
+            raise InUseError(error.who, error.must, error.got, _APART) from None
 
     served_by(home)
     home.receive(frame, Reception(home.hub, frame, ways, start))
@@ -155,6 +166,31 @@ def _place(query: QuerySeen, checkpoint: str | None, name: str) -> str:
             "checkpoint", "be given", None, "the query's own checkpoint location is not known"
         )
     return f"{query.folder.rstrip('/')}/elasticutor/{name}"
+
+
+def _require_state(query: QuerySeen, name: str, epoch: int) -> None:
+    """Refuse to begin with nothing where the state seems to have another name.
+
+    Args:
+        query: Whose state it is, in its own folder.
+        name: What the state is called now.
+        epoch: What is to come next; a new query begins with 1.
+    """
+    if epoch == 1 or name not in query.operators:  # or Spark shows plans in another way
+        return
+    there = set(Location.at(f"{query.folder.rstrip('/')}/elasticutor").names(""))
+    if name in there:
+        return
+    others = sorted(there - query.operators)
+    if others:
+        raise MismatchError(
+            f"checkpoint of query {query.id}",
+            f"have state of {name!r}, since it has run {epoch - 1} batches",
+            Words(f"that of {', '.join(map(repr, others))}"),
+            f"if the operator was renamed, give it its old name: name={others[0]!r}; if it is new, "
+            "give it a checkpoint of its own: checkpoint=…",
+        )
+    log.warning("%r begins with no state at batch %d of query %s", name, epoch - 1, query.id)
 
 
 def _partitions(spark: SparkSession) -> int:

@@ -12,6 +12,7 @@ from pyspark import TaskContext
 
 from elasticutor.core.batches import Ingress
 from elasticutor.core.ids import Epoch
+from elasticutor.errors import ElasticutorError
 from elasticutor.runtime.batch_errors import BatchError
 from elasticutor.runtime.ingress import Feed
 from elasticutor.spark.arrow import Incoming, Outgoing
@@ -20,6 +21,9 @@ _QUERY = "sql.streaming.queryId"
 _BATCH = "streaming.sql.batchId"
 _EXECUTION = "spark.sql.execution.id"
 _GROUP = "spark.jobGroup.id"
+
+PREFIX = "elastic"
+"""In plans the function is called `elastic[name]`."""
 
 
 class Ingest:
@@ -31,6 +35,7 @@ class Ingest:
         self._feed = feed
         self._incoming = incoming
         self._outgoing = outgoing
+        self.__name__ = f"{PREFIX}[{name}]"
         self._name = name
         self._streaming = streaming
 
@@ -50,10 +55,13 @@ class Ingest:
         )
         group = context.getLocalProperty(_GROUP) or ""
         given = map(self._incoming, batches)
-        for part, (operator, made) in enumerate(
-            self._feed.run(task, given, query=query, group=group)
-        ):
-            yield self._outgoing(operator, made, part)
+        fed = self._feed.run(task, given, query=query, group=group)
+        try:
+            for part, (operator, made) in enumerate(fed):
+                yield self._outgoing(operator, made, part)
+        except ElasticutorError as error:
+            # It says what has happened; how it came here is nobody's business but ours.
+            raise error.with_traceback(None) from None
 
     def _batch_of(self, context: TaskContext) -> tuple[str, Epoch]:
         query = context.getLocalProperty(_QUERY)

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.streaming.query import StreamingQuery
 
+from elasticutor.errors import BadValueError
 from elasticutor.runtime.cluster import BaseCluster
 from elasticutor.runtime.reports import BatchReport
 
@@ -78,6 +79,25 @@ def _reports(query: str) -> Iterator[BatchReport]:
     for cluster in list(_CLUSTERS):
         for reception in cluster.receptions:
             yield from reception.reports_of(query)
+
+
+def checkpoint_of(query: StreamingQuery, operator: str) -> str:
+    """Where the state of an operator of a query that runs is durable.
+
+    Raises:
+        BadValueError: The query is not running here, or has not run a batch of the operator yet.
+    """
+    for cluster in list(_CLUSTERS):
+        for reception in cluster.receptions:
+            found = reception.checkpoint_of(str(query.id), operator)
+            if found is not None:
+                return found
+    raise BadValueError(
+        f"query {query.id}",
+        f"run an elastic operator {operator!r}",
+        "none, or none that has run a batch yet",
+        "once it has ended, read_state takes the path of the checkpoint",
+    )
 
 
 class ElasticListener(StreamingQueryListener):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -9,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.reception import QuerySeen
+from elasticutor.spark.ingest import PREFIX
 
 _REFUSED = {
     "ContinuousExecution": "continuous processing has no batches",
@@ -43,7 +45,14 @@ class SparkWays:
         if refused:
             refused += ": use trigger(processingTime=…), availableNow or none"
         folder = plain_uri(str(execution.resolvedCheckpointRoot() or ""))
-        return QuerySeen(query, str(found.runId), folder, refused)
+        plan = str(execution.logicalPlan().toString())
+        operators = frozenset(re.findall(rf"{PREFIX}\[([\w.-]+)\]", plan))
+        return QuerySeen(query, str(found.runId), folder, refused, operators)
+
+    def run_of(self, query: str) -> str | None:
+        """The run of a query that is active; None if it is not."""
+        found = self._spark.streams.get(query)
+        return None if found is None or not found.isActive else str(found.runId)
 
     def active(self, stage: int) -> bool:
         """Whether a job is active that needs the stage."""

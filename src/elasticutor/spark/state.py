@@ -16,10 +16,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from elasticutor.errors import BadValueError
 from elasticutor.schemas import to_arrow
+from elasticutor.spark.progress import checkpoint_of
 from elasticutor.spark.session import require_session
 from elasticutor.state.checkpoint import Location, Manifest, StateFile, StateForm, StateReader
 from elasticutor.state.checkpoint.files import check, read_table
@@ -45,7 +47,7 @@ _UNFIT: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 def read_state(
     spark: SparkSession,
-    checkpoint: str | os.PathLike[str],
+    checkpoint: str | os.PathLike[str] | StreamingQuery,
     *,
     operator: str,
     epoch: int | None = None,
@@ -65,8 +67,9 @@ def read_state(
 
     Args:
         spark: Your session; its executors must reach the checkpoint.
-        checkpoint: The path or URI that `submit(…, checkpoint=…)` was given.
-        operator: Its name in the topology.
+        checkpoint: The path or URI that `submit(…, checkpoint=…)` or `elastic(…, checkpoint=…)` was
+            given; or a query that is running, for the state at the end of its last batch.
+        operator: Its name in the topology, or in the query.
         epoch: The newest by default.
         unpickle: Unpickle values. That runs code which is in the checkpoint: only do it if you
             trust whoever can write there.
@@ -79,6 +82,8 @@ def read_state(
         CheckpointError: The checkpoint or the epoch is not there, or damaged.
     """
     session = require_session(spark)
+    if isinstance(checkpoint, StreamingQuery):
+        checkpoint = checkpoint_of(checkpoint, operator)
     reader = StateReader(checkpoint)
     if not eager:
         return _planned(session, reader, reader.manifest(epoch), operator, unpickle).frame
@@ -110,7 +115,6 @@ def _planned(
     form = reader.form(manifest, operator)
     files = [file for file in manifest.files if file.operator == operator]
     read = _Files(reader.location, form, files, unpickle=unpickle)
-    # A data source and not `mapInArrow`, because that one wants pandas.
     spark.dataSource.register(StateSource)
     rows = spark.read.format(StateSource.name()).option(_PLAN, read.as_text()).load()
     wanted = [f"c{place}" for place in range(len(read.names))]

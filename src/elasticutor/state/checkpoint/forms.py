@@ -18,7 +18,7 @@ LAYOUT: Final = 1
 """The version of everything that is written; another one is not read."""
 
 ATTEMPTS: Final = 1_000_000_000
-"""Attempts of one claim: attempt 3000000001 is the first of claim 3, and every batch of a query is one."""
+"""Attempts of one claim: attempt 3000000001 is the first of claim 3. A query has one per batch."""
 
 STATE: Final = "state"
 
