@@ -59,7 +59,7 @@ def spark_cluster(cores: int, nodes: int = 1, *, schedule_s: float = 0.0) -> Ite
         hint = "pip install 'elasticutor[spark]'"
         raise BenchError("pyspark", "be installed", str(error), hint) from error
     with _interruptible():
-        with _unheard():
+        with unheard():
             spark = local_session(MASTER, "elasticutor bench")
         _interrupt_as_usual()
         try:
@@ -91,7 +91,7 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
+def unheard() -> Iterator[None]:
     """Keep to ourselves what is written to standard error; told after all if something is raised.
 
     By file descriptor, since it is the JVM that writes: it keeps what it had when it was started.

@@ -11,7 +11,13 @@ from rich.table import Table
 
 from elasticutor.bench.core import WORKLOADS, Workload, bench_core
 from elasticutor.bench.figures import Spread
-from elasticutor.cli import bench_checkpoint, bench_elastic, bench_moves, bench_scheduler
+from elasticutor.cli import (
+    bench_checkpoint,
+    bench_elastic,
+    bench_moves,
+    bench_scheduler,
+    bench_structured,
+)
 from elasticutor.cli.output import err, note, out, print_json
 
 if TYPE_CHECKING:  # what runs live is imported by the commands that need it: it takes a second
@@ -23,6 +29,7 @@ bench_moves.register(app)
 bench_elastic.register(app)
 bench_scheduler.register(app)
 bench_checkpoint.register(app)
+bench_structured.register(app)
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
 Repeat: TypeAlias = Annotated[

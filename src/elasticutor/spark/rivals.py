@@ -1,0 +1,234 @@
+"""The same stateful query in `elastic()` and in Spark's own APIs, to be measured side by side.
+
+Every query reads the same files and ends in Spark's `noop` sink, which takes all rows and keeps
+none: the cheapest there is, and the same for all. Those with Spark's state use its RocksDB store.
+
+All of them count the rows of each key. Spark's own APIs are given the rows of a key in one call per
+batch, and answer with one row: the key's count so far. So they are asked for less than `elastic()`,
+which answers every row.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from elasticutor.operator import Operator
+from elasticutor.runtime.cluster import BaseCluster
+from elasticutor.runtime.phases import RunError
+from elasticutor.spark.session import local_session
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Work: TypeAlias = Callable[[int], None]
+"""Does the work of so many rows."""
+
+_OUTPUT = "key bigint, count bigint"
+_STATE = "count bigint"
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_GLANCE_S = 0.25
+
+
+def rivals_session(master: str, partitions: int) -> SparkSession:
+    """A quiet session whose state is in RocksDB, and which exchanges rows in so many partitions."""
+    spark = local_session(master, "elasticutor bench")
+    use_rocksdb(spark, partitions)
+    return spark
+
+
+def use_rocksdb(spark: SparkSession, partitions: int) -> None:
+    """Let a session's queries keep state in RocksDB, and exchange rows in so many partitions."""
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", _ROCKSDB)
+    spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
+    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "10000")
+
+
+def file_stream(spark: SparkSession, folder: Path, schema: str, files: int) -> DataFrame:
+    """The Parquet files of a folder by their age, so many in each batch."""
+    reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", files)
+    return reader.parquet(str(folder))
+
+
+# The queries --------------------------------------------------------------------------------------
+
+
+def passthrough(frame: DataFrame) -> DataFrame:
+    """Rows through Python as Arrow and back, and nothing else."""
+    return frame.mapInArrow(_pass, frame.schema)
+
+
+def elastic_frame(
+    frame: DataFrame,
+    operator: Operator,
+    *,
+    cluster: BaseCluster | None = None,
+    balance: bool = True,
+) -> DataFrame:
+    """The elastic operator; its state is beside the query's checkpoint.
+
+    Args:
+        frame: The rows, with a column `key`.
+        operator: What is done with them.
+        cluster: Where.
+        balance: Whether shards may move between tasks.
+    """
+    from elasticutor import elastic
+
+    hidden: dict[str, Any] = {} if balance else {"_balance_s": 0.0}
+    made: DataFrame = elastic(frame, operator, key="key", name="count", cluster=cluster, **hidden)
+    return made
+
+
+def transform_with_state(frame: DataFrame, work: Work | None = None) -> DataFrame:
+    """Spark's `transformWithState`: rows are Python objects."""
+    return frame.groupBy("key").transformWithState(_CountRows(work), _OUTPUT, "Update", "None")
+
+
+def transform_with_state_in_pandas(frame: DataFrame, work: Work | None = None) -> DataFrame:
+    """Spark's `transformWithStateInPandas`: the rows of a key are pandas frames."""
+    counting = _CountFrames(work)
+    return frame.groupBy("key").transformWithStateInPandas(counting, _OUTPUT, "Update", "None")
+
+
+def apply_in_pandas_with_state(frame: DataFrame, work: Work | None = None) -> DataFrame:
+    """Spark's `applyInPandasWithState`, the older of its APIs."""
+    return frame.groupBy("key").applyInPandasWithState(
+        _CountInPandas(work), _OUTPUT, _STATE, "update", "NoTimeout"
+    )
+
+
+RIVALS: dict[str, Callable[[DataFrame, Work | None], DataFrame]] = {
+    "transformWithState": transform_with_state,
+    "transformWithStateInPandas": transform_with_state_in_pandas,
+    "applyInPandasWithState": apply_in_pandas_with_state,
+}
+"""Spark's own APIs for state per key in Python, by name."""
+
+
+def _pass(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+
+
+class _CountRows(StatefulProcessor):
+    def __init__(self, work: Work | None) -> None:
+        self._work = work
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", _STATE)
+
+    def handleInputRows(  # noqa: N802 - Spark's name
+        self,
+        key: Any,
+        rows: Iterator[Any],
+        timerValues: Any,  # noqa: N803 - Spark's name
+    ) -> Iterator[Any]:
+        before = self._count.get()
+        count = before[0] if before is not None else 0
+        for size in self._sizes(rows):
+            if self._work is not None:
+                self._work(size)
+            count += size
+        self._count.update((count,))
+        yield self._answer(key[0], count)
+
+    def _sizes(self, rows: Iterator[Any]) -> Iterator[int]:
+        return (1 for _ in rows)
+
+    def _answer(self, key: int, count: int) -> Any:
+        return Row(key=key, count=count)
+
+    def close(self) -> None:
+        pass
+
+
+class _CountFrames(_CountRows):
+    def _sizes(self, rows: Iterator[Any]) -> Iterator[int]:
+        return (len(frame) for frame in rows)
+
+    def _answer(self, key: int, count: int) -> Any:
+        return _as_frame(key, count)
+
+
+class _CountInPandas:
+    def __init__(self, work: Work | None) -> None:
+        self._work = work
+
+    def __call__(self, key: Any, frames: Iterable[Any], state: Any) -> Iterator[Any]:
+        count = state.get[0] if state.exists else 0
+        for frame in frames:
+            if self._work is not None:
+                self._work(len(frame))
+            count += len(frame)
+        state.update((count,))
+        yield _as_frame(key[0], count)
+
+
+def _as_frame(key: int, count: int) -> Any:
+    import pandas as pd  # type: ignore[import-untyped]
+
+    return pd.DataFrame({"key": [key], "count": [count]})
+
+
+# Running them -------------------------------------------------------------------------------------
+
+
+def run_to_nowhere(
+    frame: DataFrame,
+    checkpoint: Path,
+    *,
+    mode: str = "append",
+    most_s: float = math.inf,
+    ended: threading.Event | None = None,
+) -> list[tuple[int, float]]:
+    """Run a query over all that there is now, without keeping its output.
+
+    Args:
+        frame: The streaming query.
+        checkpoint: Of the query; a new one.
+        mode: Of its output.
+        most_s: End it when its batches, the first one not counted, have taken so long; but not
+            before there is one.
+        ended: End it when this is set.
+
+    Returns:
+        Rows and milliseconds of each batch, the first one included.
+
+    Raises:
+        RunError: It failed.
+    """
+    query: Any = (
+        frame.writeStream.format("noop")
+        .outputMode(mode)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    try:
+        while not query.awaitTermination(_GLANCE_S):
+            if ended is not None and ended.is_set():
+                break
+            if most_s < math.inf and _seconds(_batches(query)[1:]) >= most_s:
+                break
+    except StreamingQueryException as error:
+        raise RunError("query", "not fail", str(error)) from error
+    finally:
+        query.stop()
+    return _batches(query)
+
+
+def _seconds(batches: Sequence[tuple[int, float]]) -> float:
+    return sum(ms for _, ms in batches) / 1e3
+
+
+def _batches(query: Any) -> list[tuple[int, float]]:
+    """What a query's progress tells of the batches that had rows."""
+    told = [(p.numInputRows, float(p.durationMs["triggerExecution"])) for p in query.recentProgress]
+    return [(rows, ms) for rows, ms in told if rows]
