@@ -1,0 +1,369 @@
+"""Operators that are fed batch by batch, live: whoever runs the batches is played here."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from itertools import chain, count
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.runtime.live import Chain, Link, link, wait_until
+
+from elasticutor.core.batches import Ingress
+from elasticutor.core.ids import Epoch
+from elasticutor.errors import ElasticutorError
+from elasticutor.operator import Operator, OperatorError, State
+from elasticutor.runtime.batch_driver import BatchDriver
+from elasticutor.runtime.batch_errors import BatchError
+from elasticutor.runtime.ingress import Feed, Station
+from elasticutor.runtime.process_cluster import ProcessCluster
+from elasticutor.runtime.reception import QuerySeen, Reception
+from elasticutor.runtime.run import Run
+from elasticutor.schemas import to_arrow
+from elasticutor.state.checkpoint import MismatchError
+from elasticutor.topology import OperatorPlan, Plan, pickled
+
+INPUT = pa.schema({"key": pa.int64(), "time": pa.int64()})
+_frames = count()
+_tasks = count(1)
+
+Rows = list[tuple[int, ...]]
+Given = Sequence[tuple[int, int]]
+
+
+def planned(operators: dict[str, Operator], executors: int = 1, shards: int = 8) -> Plan:
+    return Plan(
+        "elastic",
+        (),
+        tuple(
+            OperatorPlan(
+                name=name,
+                blob=pickled(name, operator),
+                kind="record",
+                key=("key",),
+                input=INPUT,
+                output=to_arrow(operator.output),
+                executors=executors,
+                shards=shards,
+                cores=1,
+                inputs=(),
+                targets=(),
+            )
+            for name, operator in operators.items()
+        ),
+        (),
+    )
+
+
+class Spark:
+    """What a reception asks whoever runs the queries."""
+
+    def __init__(self, query: str) -> None:
+        self._query = query
+        self.run: str | None = "run 1"
+        self.stage = 100
+
+    def query(self, query: str) -> QuerySeen | None:
+        return None if self.run is None else QuerySeen(self._query, self.run, "")
+
+    def run_of(self, query: str) -> str | None:
+        return self.run
+
+    def active(self, stage: int) -> bool:
+        return self.run is not None and stage >= self.stage
+
+
+class Engine:
+    """Runs batches as Spark would: executions, stages and tasks with numbers that rise."""
+
+    def __init__(
+        self,
+        cluster: ProcessCluster,
+        checkpoint: Path | None,
+        *,
+        operators: dict[str, Operator] | None = None,
+        query: str = "q",
+        **numbers: int,
+    ) -> None:
+        self.cluster = cluster
+        self.spark = Spark(query)
+        self.size = (1, 1)
+        """How many tasks a stage has, and how many partitions."""
+        self._query = query if checkpoint is not None else ""
+        plan = planned(operators or {"chain": Chain()}, **numbers)
+
+        def start(seen: QuerySeen | None, epoch: int) -> Run:
+            return cluster.host(
+                plan,
+                count=lambda _: self.size,
+                checkpoint=None if seen is None else str(checkpoint),
+                owner="" if seen is None else f"query {seen.id}",
+                below=epoch,
+            )
+
+        frame = f"frame {next(_frames)}"
+        self.reception = Reception(cluster.hub, frame, self.spark, start)
+        self.feed = Feed.of(cluster.bootstrap, frame, plan)
+
+    def task(self, batch: int, partition: int = 0, *, new_stage: bool = True) -> Ingress:
+        self.spark.stage += new_stage
+        stage = self.spark.stage
+        return Ingress(Epoch(batch + 1), stage, stage, partition, next(_tasks))
+
+    def run(self, batch: int, rows: Given, task: Ingress | None = None) -> Rows:
+        """A batch of one partition, or one task of a batch that has more."""
+        made = self.outputs(task or self.task(batch), rows)
+        return by_key([r for _, out in made for r in zip(*out.to_pydict().values(), strict=True)])
+
+    def outputs(self, task: Ingress, rows: Given) -> Iterator[tuple[str, pa.RecordBatch]]:
+        columns = list(zip(*rows, strict=True)) or [(), ()]
+        arrays = [pa.array(column, pa.int64()) for column in columns]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=INPUT)
+        return self.feed.run(task, [batch], query=self._query, group=self.spark.run or "")
+
+    @property
+    def live(self) -> Run:
+        (run,) = self.reception.runs
+        return run
+
+    def end(self) -> None:
+        """The query has ended."""
+        self.spark.run = None
+        self.cluster.hub.call(self.reception.close)
+        wait_until(lambda: not self.reception.runs, "the end of the executors")
+
+
+@pytest.fixture(autouse=True)
+def station(shared_cluster: ProcessCluster) -> Iterator[None]:
+    yield
+    Station.of(shared_cluster.bootstrap).close()
+
+
+def by_key(rows: Rows) -> Rows:
+    """Those of one key in their order; there is none between keys."""
+    return sorted(rows, key=itemgetter(0))
+
+
+def rows_of(seed: int, number: int = 40) -> list[tuple[int, int]]:
+    return [((seed * 7 + n) % 5, seed * 100 + n) for n in range(number)]
+
+
+def folded(batches: Sequence[Given]) -> list[Rows]:
+    state: dict[int, Link] = {}
+    made: list[Rows] = []
+    for batch in batches:
+        out: Rows = []
+        for key, value in batch:
+            state[key] = link(state.get(key, (0, 0)), value)
+            out.append((key, value, *state[key]))
+        made.append(by_key(out))
+    return made
+
+
+def test_state_goes_on_from_batch_to_batch(cluster: ProcessCluster, tmp_path: Path) -> None:
+    engine = Engine(cluster, tmp_path)
+    batches = [rows_of(seed) for seed in range(4)]
+    made = [engine.run(number, rows) for number, rows in enumerate(batches)]
+    assert made == folded(batches)
+    engine.end()
+
+
+def test_numbers_of_batches_may_have_gaps(cluster: ProcessCluster, tmp_path: Path) -> None:
+    engine = Engine(cluster, tmp_path)
+    batches = [rows_of(seed) for seed in range(3)]
+    made = [engine.run(number, rows) for number, rows in zip((0, 3, 9), batches, strict=True)]
+    assert made == folded(batches)
+    engine.end()
+
+
+def test_a_batch_that_is_executed_anew_is_applied_once(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    engine = Engine(cluster, tmp_path)
+    batches = [rows_of(seed) for seed in range(3)]
+    made = [[engine.run(number, rows) for _ in range(3)] for number, rows in enumerate(batches)]
+    assert made == [[expected] * 3 for expected in folded(batches)]
+    engine.end()
+
+
+def test_a_query_goes_on_from_its_checkpoint_with_other_executors_and_shards(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    batches = [rows_of(seed) for seed in range(4)]
+    expected = folded(batches)
+    for number, (executors, shards) in enumerate([(1, 8), (3, 4), (2, 16), (1, 1)]):
+        engine = Engine(cluster, tmp_path, executors=executors, shards=shards)
+        made = engine.run(number, batches[number])
+        assert made == expected[number]
+        engine.end()
+
+
+def test_a_batch_that_was_durable_and_not_committed_is_run_again_from_the_state_before_it(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    batches = [rows_of(seed) for seed in range(3)]
+    engine = Engine(cluster, tmp_path)
+    for number in range(2):
+        engine.run(number, batches[number])
+    engine.end()
+    engine = Engine(cluster, tmp_path)
+    made = [engine.run(number, batches[number]) for number in (1, 2)]
+    assert made == folded(batches)[1:]
+    engine.end()
+
+
+def test_every_action_on_a_batch_frame_begins_with_nothing(cluster: ProcessCluster) -> None:
+    engine = Engine(cluster, None)
+    rows = rows_of(1)
+    assert [engine.run(0, rows) for _ in range(3)] == folded([rows]) * 3
+    engine.end()
+
+
+def test_a_task_may_leave_before_others_of_its_stage_have_come(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    engine = Engine(cluster, tmp_path)
+    engine.size = (3, 3)
+    parts = [rows_of(seed, 10) for seed in range(3)]
+    made = [
+        engine.run(0, rows, engine.task(0, number, new_stage=number == 0))
+        for number, rows in enumerate(parts)
+    ]
+    assert by_key([*chain(*made)]) == folded([[*chain(*parts)]])[0]
+    assert [event["epoch"] for event in engine.live.events("epoch durable")] == [1]
+    engine.end()
+
+
+def test_all_operators_of_a_stream_get_all_of_its_rows(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    engine = Engine(cluster, tmp_path, operators={"a": Chain(), "b": Chain()})
+    rows = rows_of(1)
+    made: dict[str, Rows] = {"a": [], "b": []}
+    for name, out in engine.outputs(engine.task(0), rows):
+        made[name] += zip(*out.to_pydict().values(), strict=True)
+    assert {n: by_key(out) for n, out in made.items()} == dict.fromkeys("ab", folded([rows])[0])
+    (report,) = engine.reception.reports_of("q")
+    assert {n: (r.rows_in, r.rows_out) for n, r in report.operators.items()} == {
+        "a": (40, 40),
+        "b": (40, 40),
+    }
+    engine.end()
+
+
+def test_a_partition_that_is_run_twice_is_refused_and_the_batch_can_be_run_again(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    engine = Engine(cluster, tmp_path)
+    engine.size = (2, 2)
+    rows = rows_of(1)
+    engine.run(0, rows, engine.task(0))
+    with pytest.raises(BatchError, match="is run a second time"):
+        engine.run(0, rows, engine.task(0, new_stage=False))
+    engine.size = (1, 1)
+    assert engine.run(0, rows) == folded([rows])[0]
+    engine.end()
+
+
+def test_a_stage_that_is_run_in_part_is_refused(cluster: ProcessCluster, tmp_path: Path) -> None:
+    engine = Engine(cluster, tmp_path)
+    engine.size = (1, 4)
+    with pytest.raises(BatchError, match="run in part only"):
+        engine.run(0, rows_of(1))
+    engine.size = (1, 1)
+    assert engine.run(0, rows_of(1)) == folded([rows_of(1)])[0]
+    engine.end()
+
+
+def test_a_lost_process_fails_the_task_and_the_next_run_goes_on_from_the_last_epoch(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    engine = Engine(cluster, tmp_path)
+    batches = [rows_of(seed) for seed in range(3)]
+    made = [engine.run(0, batches[0])]
+    (task,) = engine.live.tasks("chain", 0).values()
+    os.kill(task.pid, signal.SIGKILL)
+    wait_until(lambda: not engine.reception.runs, "the end of the run")
+    made += [engine.run(number, batches[number]) for number in (1, 2)]
+    assert made == folded(batches)
+    engine.end()
+
+
+class Failing(Operator):
+    """Does not like one number."""
+
+    output = "key bigint"
+
+    def process(self, key: Any, row: Any, state: State) -> Any:
+        if row.time == 17:
+            raise ZeroDivisionError("seventeen")
+        yield (key,)
+
+
+def test_what_an_operator_raises_comes_with_its_key_and_row(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    engine = Engine(cluster, tmp_path, operators={"failing": Failing()})
+    with pytest.raises(OperatorError, match="ZeroDivisionError: seventeen") as caught:
+        engine.run(0, [(3, 16), (4, 17)])
+    assert (caught.value.key, caught.value.row) == ("4", "Row(key=4, time=17)")
+    engine.end()
+
+
+def test_a_checkpoint_of_another_query_is_refused_by_name(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    engine = Engine(cluster, tmp_path)
+    engine.run(0, rows_of(1))
+    engine.end()
+    other = Engine(cluster, tmp_path, query="other")
+    with pytest.raises(MismatchError, match="be of query other; got that of query q"):
+        other.run(0, rows_of(1))
+    other.end()
+
+
+def test_a_batch_whose_executors_were_lost_cannot_be_skipped(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    engine = Engine(cluster, tmp_path)
+    engine.size = (2, 2)
+    first = engine.task(0)
+    engine.run(0, rows_of(1), first)  # one of two partitions: the batch is not at its end
+    (task,) = engine.live.tasks("chain", 0).values()
+    os.kill(task.pid, signal.SIGKILL)
+    wait_until(lambda: not engine.reception.runs, "the end of the run")
+    with pytest.raises(ElasticutorError):
+        engine.run(0, rows_of(2), engine.task(0, 1, new_stage=False))
+    engine.size = (1, 1)
+    with pytest.raises(BatchError, match="batch 0"):
+        engine.run(1, rows_of(3))
+    engine.end()
+
+
+def test_executors_are_released_when_their_query_has_ended(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    engine = Engine(cluster, tmp_path)
+    engine.run(0, rows_of(1))
+    assert isinstance(engine.live.supervisor.epochs, BatchDriver)
+    engine.spark.run = None
+    wait_until(lambda: not engine.reception.runs, "the release of the executors")
+
+
+def test_a_query_that_is_started_again_at_once_is_served_by_executors_of_its_own(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    engine = Engine(cluster, tmp_path)
+    batches = [rows_of(seed) for seed in range(2)]
+    made = [engine.run(0, batches[0])]
+    before = engine.live.id
+    engine.spark.run = "run 2"
+    made.append(engine.run(1, batches[1]))
+    assert made == folded(batches)
+    assert engine.live.id != before
+    engine.end()
