@@ -24,8 +24,8 @@ from elasticutor.bench.live import (
     BenchError,
     Machine,
     Progress,
-    unheard,
     silent,
+    unheard,
 )
 from elasticutor.bench.structured_data import FILES, Files, write_files
 from elasticutor.bench.structured_figures import (
