@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from elasticutor.check.mutants import ALL, ESSENTIAL, Mutant
+from elasticutor.check.mutants import ALL, ESSENTIAL, FENCING, FURTHER, Mutant
 from elasticutor.check.runner import CheckResult, run_seed, run_seeds
-from elasticutor.check.scenario import draw
+from elasticutor.check.scenario import draw, draw_habits
 from elasticutor.check.trace import Trace
 from elasticutor.errors import ElasticutorError
 
@@ -53,6 +53,16 @@ def test_no_seed_goes_wrong(two_hundred: CheckResult) -> None:
         ("cores_granted", 100),
         ("cores_taken", 100),
         ("refused_StaleAttemptError", 100),
+        ("executed_again", 40),
+        ("went_back", 100),
+        ("query_restarts", 100),
+        ("copied_tasks", 40),
+        ("late_tasks", 40),
+        ("lost_feeders", 20),
+        ("lost_outputs", 20),
+        ("stages_in_part", 20),
+        ("used_twice", 20),
+        ("skipped_batches", 3),
     ],
 )
 def test_every_kind_of_trouble_happens_often(
@@ -83,6 +93,15 @@ def test_seeds_cover_both_ways_of_driving_epochs_and_every_style_of_state() -> N
     assert styles == {"in place", "set", "clearing"}
     assert max(len(scenario.operators) for scenario in scenarios) == 4
     assert any(len(operator.downstream) == 2 for s in scenarios for operator in s.operators)
+
+
+def test_queries_are_run_with_and_without_trouble_of_every_kind() -> None:
+    habits = [draw_habits(scenario) for seed in range(100) if (scenario := draw(seed)).batches]
+    assert {habit.calm for habit in habits} == {True, False}
+    assert {habit.tries for habit in habits} == {1, 2, 4}
+    for kind in ("copies", "deaths", "lost_outputs", "in_part", "twice", "skips"):
+        assert any(getattr(habit, kind) for habit in habits), kind
+        assert not any(getattr(habit, kind) for habit in habits if habit.calm), kind
 
 
 def test_the_same_seed_is_the_same_run_in_every_process() -> None:
@@ -117,9 +136,14 @@ def test_a_trace_tells_who_was_told_what_and_what_came_of_it() -> None:
     assert max(len(line) for line in trace.lines) < 1000
 
 
-@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", [*ESSENTIAL, *FURTHER], ids=lambda mutant: mutant.name)
 def test_a_bug_put_in_by_hand_is_found_within_300_seeds(mutant: Mutant) -> None:
     assert mutant.found_after(300) is not None
+
+
+@pytest.mark.parametrize("mutant", FENCING, ids=lambda mutant: mutant.name)
+def test_a_hole_in_a_fence_is_found_within_a_few_dozen_seeds(mutant: Mutant) -> None:
+    assert mutant.found_after(60) is not None
 
 
 def test_there_are_eight_essential_mutants() -> None:

@@ -6,17 +6,21 @@ that lets one of them through for hundreds of seeds is not worth its green light
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
+from elasticutor.check.desk import Desk
 from elasticutor.check.runner import run_seeds
+from elasticutor.core import batches as ba
 from elasticutor.core import coordinator, keeper
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
+from elasticutor.core.batches import Batches, _Try
 from elasticutor.core.coordinator import Coordinator, Order, ParticipantPrepared
+from elasticutor.core.datapath import DataPath
 from elasticutor.core.epochs import Epochs
 from elasticutor.core.executor import ElasticExecutor
 from elasticutor.core.flow import InputCredits, Outputs
@@ -130,9 +134,11 @@ def _next_epoch_not_kept_apart(self: Receiver, upstream: Peer) -> None:
     pass
 
 
-def _marker_overtakes_outputs(self: Outputs, epoch: Epoch) -> None:
-    for outlet in self._outlets.values():
-        outlet.waiting.appendleft(epoch)
+def _marker_overtakes_outputs(
+    self: Outputs, epoch: Epoch, destinations: Iterable[Peer] | None = None
+) -> None:
+    for destination in self._outlets if destinations is None else destinations:
+        self._outlets[destination].waiting.appendleft(epoch)
 
 
 def _committed_with_one_missing(self: Coordinator, event: ParticipantPrepared) -> list[Order]:
@@ -180,6 +186,74 @@ def _deleted_state_comes_back(self: StateCache, shard: ShardId) -> Iterator[tupl
             yield key, value
 
 
+# The fencing of a query's tasks -------------------------------------------------------------------
+
+
+def _second_task_admitted(self: Batches, current: _Try, task: ba.Ingress) -> list[ba.BatchOrder]:
+    current.arrived.pop(task.partition, None)
+    return _BATCHES_ONE_OF_MANY(self, current, task)
+
+
+def _last_task_does_not_wait(
+    self: Batches, task: ba.Ingress, attempt: Attempt
+) -> list[ba.BatchOrder]:
+    self._current(attempt).left.add(task.partition)
+    return [ba.Leave(task)]
+
+
+def _does_not_go_back(self: Batches, task: ba.Ingress) -> list[ba.BatchOrder]:
+    orders = _BATCHES_ON_NEW(self, task)
+    if self._try is not None:
+        self._try.returns = False
+    return [order for order in orders if not isinstance(order, ba.GoBack)]
+
+
+def _superseded_task_admitted(self: Batches, task: ba.Ingress) -> list[ba.BatchOrder]:
+    current = self._try
+    if current is not None and task.epoch == current.epoch and task.stage < current.stage:
+        return self._on_one_of_many(current, task)
+    return _BATCHES_ON_ARRIVED(self, task)
+
+
+def _stage_in_part_accepted(self: Batches, event: ba.StageCounted) -> list[ba.BatchOrder]:
+    whole = ba.StageCounted(event.execution, event.stage, event.partitions, event.partitions)
+    return _BATCHES_ON_COUNTED(self, whole)
+
+
+def _last_task_leaves_too_early(
+    self: Batches, who: Peer, attempt: Attempt, epoch: Epoch, notes: Any
+) -> list[ba.BatchOrder]:
+    orders = _BATCHES_ON_PREPARED(self, who, attempt, epoch, notes)
+    current = self._try
+    if not orders or current is None or current.last is None:
+        return orders
+    return [*orders, ba.Leave(current.last)]
+
+
+def _batch_skipped(
+    self: Batches, task: ba.Ingress, epoch: Epoch, reason: str, kept: bool
+) -> list[ba.BatchOrder]:
+    if self._try is not None:
+        self._try.phase = ba.BatchPhase.DURABLE
+    self._owed = Epoch(0)
+    return self._on_new(task)
+
+
+def _stage_goes_on_with_another_run(self: Desk, task: ba.Ingress) -> bool:
+    return False
+
+
+def _marker_returns_too_early(self: DataPath, upstream: Peer) -> None:
+    if upstream in self._ended:
+        self.outputs.end_epoch(self._ended.pop(upstream), [upstream])
+        self._send(upstream)
+
+
+_BATCHES_ONE_OF_MANY = Batches._on_one_of_many
+_BATCHES_ON_NEW = Batches._on_new
+_BATCHES_ON_ARRIVED = Batches._on_arrived
+_BATCHES_ON_COUNTED = Batches._on_counted
+_BATCHES_ON_PREPARED = Batches._on_prepared
 _KEEPER_PERSIST = Keeper._persist
 _LEVELS_CHANGED = Levels.changed_records
 _LEVELS_FOLD = Levels._fold
@@ -248,4 +322,31 @@ FURTHER = (
     Mutant("old copy not dropped", _handler(keeper._HANDLERS, do.DropShard, _old_copy_not_dropped)),
 )
 
-ALL = (*ESSENTIAL, *FURTHER)
+FENCING = (
+    Mutant(
+        "second task of a partition admitted",
+        _method(Batches, "_on_one_of_many", _second_task_admitted),
+    ),
+    Mutant("last task does not wait", _method(Batches, "_on_done", _last_task_does_not_wait)),
+    Mutant(
+        "last task leaves too early", _method(Batches, "_on_prepared", _last_task_leaves_too_early)
+    ),
+    Mutant("batch run again on top of itself", _method(Batches, "_on_new", _does_not_go_back)),
+    Mutant(
+        "task of a superseded execution admitted",
+        _method(Batches, "_on_arrived", _superseded_task_admitted),
+    ),
+    Mutant("stage in part accepted", _method(Batches, "_on_counted", _stage_in_part_accepted)),
+    Mutant("batch skipped", _method(Batches, "_miss", _batch_skipped)),
+    Mutant("batch of a lost run skipped", _method(Batches, "owe", lambda self, epoch: None)),
+    Mutant(
+        "stage goes on with another run",
+        _method(Desk, "_has_begun", _stage_goes_on_with_another_run),
+    ),
+    Mutant(
+        "marker returns before all outputs",
+        _method(DataPath, "_return_marker", _marker_returns_too_early),
+    ),
+)
+
+ALL = (*ESSENTIAL, *FURTHER, *FENCING)

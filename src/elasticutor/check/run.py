@@ -34,12 +34,14 @@ _MOST_CORES = 5
 class Run(ABC):
     """A scenario being run; also the surroundings of its simulated processes."""
 
+    storage: type[Durable] = Durable
+
     def __init__(self, scenario: Scenario, trace: Trace | None = None) -> None:
         self.scenario = scenario
         self.rng = random.Random(scenario.seed + 1_000_003)
         self.kernel = Kernel()
         network = Network(self.kernel, self.rng, self.delay_s)
-        self.world = World(self.kernel, network, Durable(), self)
+        self.world = World(self.kernel, network, self.storage(), self)
         most = max(len(operator.downstream) for operator in scenario.operators)
         self.oracle = Oracle(self._largest_batch(), destinations=max(1, most))
         self.trace = trace
@@ -101,11 +103,18 @@ class Run(ABC):
             self.oracle.violate(f"exception: {traceback.format_exc()}")
 
     def _check_end(self) -> None:
-        hosts = list(self.world.executors.values())
-        committed = {host.name: self.world.durable.state(host.name) for host in hosts}
+        committed = {name: self.world.durable.state(name) for name in self.world.executors}
         self.oracle.check_end(
-            hosts, self.scenario.operators, self.expected(), committed, self.published
+            self.hosts_at_end(),
+            self.scenario.operators,
+            self.expected(),
+            committed,
+            self.published,
         )
+
+    def hosts_at_end(self) -> list[ExecutorHost]:
+        """The main processes to be looked at when all is done."""
+        return list(self.world.executors.values())
 
     def _why_stuck(self) -> str:
         hosts = self.world.executors.values()

@@ -43,6 +43,32 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
+class Habits:
+    """What whoever runs a micro-batch query does to it besides running it, by chance."""
+
+    calm: bool
+    """Nothing of all this: every task must be let through."""
+    tries: int
+    """How often a task is tried, in one execution."""
+    copies: float
+    """Chance per task of being run twice at a time."""
+    deaths: float
+    """Chance per task."""
+    lost_outputs: float
+    """Chance per stage of being run again in part, after its end."""
+    in_part: float
+    """Chance per stage of being run in part only, from the beginning."""
+    twice: float
+    """Chance per stage of having a twin in the same execution."""
+    again: float
+    """Chance per batch of being executed once more, although it has been."""
+    skips: float
+    """Chance per failure of going on with the next batch."""
+    crash_around_commit: float
+    """Chance per batch, each before and after whoever runs it has committed it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """Everything about a run that its seed decides beforehand."""
 
@@ -115,6 +141,33 @@ def draw(seed: int) -> Scenario:
         delay_s=rng.choice((0.0002, 0.001, 0.003)),
         slice_records=rng.choice((1, 3, 256)),
         length_s=length,
+    )
+
+
+def draw_habits(scenario: Scenario) -> Habits:
+    """How the query of a scenario is run, always the same.
+
+    Example:
+        >>> draw_habits(draw(7)) == draw_habits(draw(7))
+        True
+    """
+    rng = random.Random(scenario.seed + 2_000_003)
+    calm = not scenario.rates.lost_tasks
+    tries = rng.choice((1, 2, 4))
+    if calm:
+        again = rng.choice((0.0, 0.3))
+        return Habits(True, tries, 0.0, 0.0, 0.0, 0.0, 0.0, again, 0.0, 0.0)
+    return Habits(
+        calm=False,
+        tries=tries,
+        copies=rng.choice((0.0, 0.08)),
+        deaths=rng.choice((0.0, 0.05)),
+        lost_outputs=rng.choice((0.0, 0.1)),
+        in_part=rng.choice((0.0, 0.08)),
+        twice=rng.choice((0.0, 0.08)),
+        again=rng.choice((0.1, 0.3)),
+        skips=rng.choice((0.0, 0.2)),
+        crash_around_commit=rng.choice((0.0, 0.1)),
     )
 
 

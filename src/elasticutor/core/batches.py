@@ -29,151 +29,48 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from elasticutor.core.coordinator import BeginAttempt, WriteManifest
+from elasticutor.core.batch_protocol import (
+    Admit,
+    BatchEvent,
+    BatchOrder,
+    BeginBatch,
+    CountTasks,
+    EpochDurable,
+    ExecutorPrepared,
+    ExecutorReady,
+    GoBack,
+    Ingress,
+    Leave,
+    Refuse,
+    StageCounted,
+    TaskArrived,
+    TaskDone,
+    WentBack,
+)
+from elasticutor.core.coordinator import WriteManifest
 from elasticutor.core.ids import Attempt, Epoch, Peer
 from elasticutor.errors import BadValueError, OutOfOrderError, StaleAttemptError
 
-
-@dataclass(frozen=True, slots=True)
-class Ingress:
-    """A task that feeds the operators with one partition of a batch."""
-
-    epoch: Epoch
-    """What the batch's end is to them: its number plus one, since epoch 0 is the empty state."""
-    execution: int
-    """Which execution of a plan."""
-    stage: int
-    """Numbered as they begin, over all executions."""
-    partition: int
-    task: int
-    """No two tasks have the same, not even those of one partition."""
-
-
-# Events ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class TaskArrived:
-    """A task wants to send."""
-
-    task: Ingress
-
-
-@dataclass(frozen=True, slots=True)
-class StageCounted:
-    """How many tasks a stage runs, and of how many partitions its data is."""
-
-    execution: int
-    stage: int
-    tasks: int
-    partitions: int
-
-
-@dataclass(frozen=True, slots=True)
-class WentBack:
-    """The checkpoint is at the attempt's base again."""
-
-    attempt: Attempt
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorReady:
-    """An executor is at the attempt's base, and takes tuples."""
-
-    who: Peer
-    attempt: Attempt
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorPrepared:
-    """An executor's part of the epoch is durable."""
-
-    who: Peer
-    attempt: Attempt
-    epoch: Epoch
-    notes: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class TaskDone:
-    """A task has sent everything, and has all outputs of it."""
-
-    task: Ingress
-    attempt: Attempt
-
-
-@dataclass(frozen=True, slots=True)
-class EpochDurable:
-    """The manifest is written."""
-
-    attempt: Attempt
-    epoch: Epoch
-
-
-BatchEvent = (
-    TaskArrived
-    | StageCounted
-    | WentBack
-    | ExecutorReady
-    | ExecutorPrepared
-    | TaskDone
-    | EpochDurable
-)
-
-
-# Orders ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class CountTasks:
-    """Find out how many tasks a stage has."""
-
-    execution: int
-    stage: int
-
-
-@dataclass(frozen=True, slots=True)
-class GoBack:
-    """Let the checkpoint go on from the base: the newest epoch is to be made anew."""
-
-    attempt: Attempt
-    base: Epoch
-
-
-@dataclass(frozen=True, slots=True)
-class BeginBatch(BeginAttempt):
-    """Tell an executor to go to the base, and who its upstreams are; it answers when ready."""
-
-    upstreams: tuple[Peer, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Admit:
-    """Let a task send, under this name."""
-
-    task: Ingress
-    attempt: Attempt
-    upstream: Peer
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Let a task fail, and say why."""
-
-    task: Ingress
-    reason: str
-    again: bool
-    """Whether running the batch again would help."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leave:
-    """Let a task end: all that it has sent is safe."""
-
-    task: Ingress
-
-
-BatchOrder = CountTasks | GoBack | BeginBatch | Admit | Refuse | Leave | WriteManifest
+__all__ = [
+    "Admit",
+    "BatchEvent",
+    "BatchOrder",
+    "BatchPhase",
+    "Batches",
+    "BeginBatch",
+    "CountTasks",
+    "EpochDurable",
+    "ExecutorPrepared",
+    "ExecutorReady",
+    "GoBack",
+    "Ingress",
+    "Leave",
+    "Refuse",
+    "StageCounted",
+    "TaskArrived",
+    "TaskDone",
+    "WentBack",
+]
 
 
 class BatchPhase(Enum):
@@ -186,6 +83,10 @@ class BatchPhase(Enum):
     WRITING = "writing the manifest"
     DURABLE = "durable"
     ABORTED = "given up"
+
+
+_SENDING = (BatchPhase.RUNNING, BatchPhase.WRITING, BatchPhase.DURABLE)
+"""Phases with tasks that were admitted."""
 
 
 @dataclass(slots=True)
@@ -211,7 +112,11 @@ class _Try:
     """Of executors that have prepared."""
     written: bool = False
     """Whether its manifest may be there."""
+    kept: bool = False
+    """Whether an earlier execution's is there."""
     reason: str = ""
+    again: bool = True
+    """Whether running the batch again would help, if it was given up."""
 
     @property
     def identity(self) -> tuple[int, int, int]:
@@ -279,8 +184,9 @@ class Batches:
         """The newest epoch that whoever runs the batches is known to have committed."""
         self._keeps = keeps
         self._try: _Try | None = None
-        self._missed = ""
-        """Why no batch can follow any more; empty if one can."""
+        self._owed = Epoch(0)
+        self._missed: tuple[str, bool] | None = None
+        """Why no batch can follow any more, and whether a restart helps; None if one can."""
 
     # What hosts, monitors and tests look at
 
@@ -338,6 +244,25 @@ class Batches:
         here, left = len(current.arrived), len(current.left)
         return [*words, f"{here} of {current.counted} tasks have arrived, {left} have left"]
 
+    @property
+    def owed(self) -> Epoch:
+        """The epoch that was begun and did not come to its end; 0 if there is none.
+
+        Whoever takes over has to be told, by `owe`.
+        """
+        current = self._try
+        if current is None:
+            return self._owed
+        return Epoch(0) if current.phase is BatchPhase.DURABLE else current.epoch
+
+    def owe(self, epoch: Epoch) -> None:
+        """Before the first task: what others have begun must come again before any later batch.
+
+        Unless it is in the state all the same.
+        """
+        if epoch > self.committed:
+            self._owed = epoch
+
     # What happens
 
     def handle(self, event: BatchEvent) -> list[BatchOrder]:
@@ -354,8 +279,7 @@ class Batches:
             case StageCounted():
                 return self._on_counted(event)
             case WentBack(attempt):
-                self._current(attempt).returns = False
-                return self._try_to_begin()
+                return self._on_went_back(attempt)
             case ExecutorReady(who, attempt):
                 return self._on_ready(who, attempt)
             case ExecutorPrepared(who, attempt, epoch, notes):
@@ -371,7 +295,7 @@ class Batches:
         if current is None or current.complete or current.phase is BatchPhase.ABORTED:
             return []
         orders: list[BatchOrder] = [Refuse(task, reason, again) for task in self.present]
-        current.phase, current.reason = BatchPhase.ABORTED, reason
+        current.phase, current.reason, current.again = BatchPhase.ABORTED, reason, again
         return orders
 
     # Tasks
@@ -379,19 +303,19 @@ class Batches:
     def _on_arrived(self, task: Ingress) -> list[BatchOrder]:
         if task.epoch < 1 or task.partition < 0:
             raise BadValueError("task", "have a batch and a partition", task)
-        if self._missed:
-            return [Refuse(task, self._missed, True)]
+        if self._missed is not None:
+            return [Refuse(task, *self._missed)]
         current = self._try
         if current is None:
             return self._on_new(task)
         if (task.epoch, task.execution, task.stage) == current.identity:
             return self._on_one_of_many(current, task)
+        if task.epoch == current.epoch and task.execution == current.execution and self._keeps:
+            return [*self.give_up(_TWICE, again=False), Refuse(task, _TWICE, False)]
         # Executions may be within one another, but stages are numbered as they begin.
         if task.epoch < current.epoch or task.stage <= current.stage:
             reason = f"a task of batch {task.epoch - 1} comes too late: another try has begun"
             return [Refuse(task, reason, True)]
-        if task.epoch == current.epoch and task.execution == current.execution and self._keeps:
-            return [*self.give_up(_TWICE, again=False), Refuse(task, _TWICE, False)]
         return self._on_new(task)
 
     def _on_new(self, task: Ingress) -> list[BatchOrder]:
@@ -404,38 +328,54 @@ class Batches:
             return [Refuse(task, reason, False)]
         before = self._try
         orders: list[BatchOrder] = []
-        returns = False
-        if before is not None:
+        returns = kept = False
+        if before is None:
+            if self._keeps and 0 < self._owed < task.epoch:
+                return self._miss(task, self._owed, "its executors were lost", kept=False)
+        else:
             whole = before.phase is BatchPhase.DURABLE
             if self._keeps and task.epoch > before.epoch:
                 if not whole:
-                    self._missed = (
-                        f"batch {task.epoch - 1} has come, though batch {before.epoch - 1} is not "
-                        f"in the state ({before.reason or 'it was not run to its end'}). Its rows "
-                        "would be lost: restart the query from its checkpoint"
-                    )
-                    return [
-                        *self.give_up(self._missed),
-                        Refuse(task, self._missed, True),
-                    ]
+                    reason = before.reason or "it was not run to its end"
+                    return self._miss(task, before.epoch, reason, before.kept)
                 self.committed = before.epoch
             else:
-                returns = before.written or before.returns
+                returns, kept = before.written or before.returns, whole or before.kept
             reason = f"batch {before.epoch - 1} is executed anew (execution {task.execution})"
             orders += self.give_up(reason)
         self.attempt = Attempt(self.attempt + 1)
         self._try = _Try(
-            task.epoch, task.execution, task.stage, self.attempt, self.committed, returns=returns
+            task.epoch,
+            task.execution,
+            task.stage,
+            self.attempt,
+            self.committed,
+            returns=returns,
+            kept=kept,
         )
         if returns:
             orders.append(GoBack(self.attempt, self.committed))
         orders.append(CountTasks(task.execution, task.stage))
         return [*orders, *self._on_one_of_many(self._try, task)]
 
+    def _miss(self, task: Ingress, epoch: Epoch, reason: str, kept: bool) -> list[BatchOrder]:
+        """A batch follows one that is not in the state: from now on nobody may send."""
+        words = (
+            f"batch {task.epoch - 1} has come, though batch {epoch - 1} is not in the state "
+            f"({reason}). Its rows would be lost"
+        )
+        if not kept:  # else its earlier execution counts again, for whoever opens the checkpoint
+            words += (
+                ": whoever runs the query has committed it all the same, as where foreachBatch "
+                "catches errors. Let them end the query; then begin it and its state anew"
+            )
+        self._missed = words, kept
+        return [*self.give_up(words, again=kept), Refuse(task, words, kept)]
+
     def _on_one_of_many(self, current: _Try, task: Ingress) -> list[BatchOrder]:
         first = current.arrived.get(task.partition)
         if current.phase is BatchPhase.ABORTED:
-            return [Refuse(task, current.reason, True)]
+            return [Refuse(task, current.reason, current.again)]
         if first is not None:
             if first.task == task.task:
                 raise OutOfOrderError("task", "arrive once", task)
@@ -446,9 +386,9 @@ class Batches:
             if task.partition in current.left:
                 return [Refuse(task, reason, True)]
             return [*self.give_up(reason), Refuse(task, reason, True)]
-        current.arrived[task.partition] = task
         if current.counted and task.partition >= current.counted:
-            return self.give_up(_IN_PART)
+            return [*self.give_up(_IN_PART), Refuse(task, _IN_PART, True)]
+        current.arrived[task.partition] = task
         if current.phase in (BatchPhase.RUNNING, BatchPhase.WRITING):
             return [Admit(task, current.attempt, current.upstream(task.partition))]
         return []
@@ -464,6 +404,13 @@ class Batches:
         current.counted = event.partitions
         if event.tasks != event.partitions or any(p >= event.partitions for p in current.arrived):
             return self.give_up(_IN_PART)
+        return self._try_to_begin()
+
+    def _on_went_back(self, attempt: Attempt) -> list[BatchOrder]:
+        current = self._current(attempt)
+        if not current.returns:
+            raise OutOfOrderError("checkpoint", "have been told to go back", attempt)
+        current.returns = False
         return self._try_to_begin()
 
     def _try_to_begin(self) -> list[BatchOrder]:
@@ -484,7 +431,8 @@ class Batches:
 
     def _on_done(self, task: Ingress, attempt: Attempt) -> list[BatchOrder]:
         current = self._current(attempt)
-        if current.arrived.get(task.partition) != task or task.partition in current.left:
+        here = current.arrived.get(task.partition) == task and task.partition not in current.left
+        if not here or current.phase not in _SENDING:
             raise OutOfOrderError("task that is done", "be one that was admitted", task)
         if len(current.left) + 1 < current.counted:
             current.left.add(task.partition)
@@ -508,7 +456,8 @@ class Batches:
         self, who: Peer, attempt: Attempt, epoch: Epoch, notes: Any
     ) -> list[BatchOrder]:
         current = self._current(attempt)
-        if who not in self._executors or who in current.notes or epoch != current.epoch:
+        known = who in self._executors and who not in current.notes
+        if not known or epoch != current.epoch or current.phase is not BatchPhase.RUNNING:
             raise OutOfOrderError("prepared executor", f"be one of epoch {current.epoch}", who)
         current.notes[who] = notes
         if len(current.notes) < len(self._executors):

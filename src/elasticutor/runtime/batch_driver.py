@@ -19,7 +19,7 @@ from elasticutor.core import instructions as do
 from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer
 from elasticutor.errors import StaleAttemptError
 from elasticutor.runtime import messages as say
-from elasticutor.runtime.batch_errors import AGAIN, BatchError
+from elasticutor.runtime.batch_errors import AGAIN, ANEW, BatchError
 from elasticutor.runtime.clerk import Clerk
 from elasticutor.runtime.failures import described
 from elasticutor.runtime.keeping import ends
@@ -179,7 +179,8 @@ class BatchDriver:
                     self._supervisor.interval = Interval()
                 self._admit(order)
             case ba.Refuse(task, reason, again):
-                self._refuse(task, _refusal(reason, again))
+                hint = self._what_helps if again else ""
+                self._refuse(task, BatchError("elastic operators", "go on", reason, hint))
             case ba.Leave(task):
                 self.idle_since = time.monotonic()
                 self._answer(task, say.Left(task.task))
@@ -312,13 +313,20 @@ class BatchDriver:
             self._refuse(task, error)
         self.batches.give_up(str(error))
 
+    @property
+    def _what_helps(self) -> str:
+        return ANEW if self._checkpoint is None else AGAIN
+
     def _end_in_words(self) -> Exception:
         error = self._supervisor.error
         if error is None:
             return BatchError("elastic operators", "go on", "their run was ended")
         if isinstance(error, RunError):
             return BatchError(
-                "elastic operators", "go on", error, "the batch can be run again: " + AGAIN
+                "elastic operators",
+                "go on",
+                error,
+                f"the batch can be run again: {self._what_helps}",
             )
         return error
 
@@ -327,7 +335,3 @@ class BatchDriver:
         self.stop()
         if self._clerk is not None:
             self._clerk.close()
-
-
-def _refusal(reason: str, again: bool) -> BatchError:
-    return BatchError("elastic operators", "go on", reason, AGAIN if again else "")

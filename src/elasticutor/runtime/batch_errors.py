@@ -10,6 +10,9 @@ from elasticutor.runtime import messages as say
 AGAIN = "start the query again from its checkpoint, or let elasticutor.supervise do so"
 """What helps where something was lost; `supervise` knows it by its name in here."""
 
+ANEW = 'run the action again on a new DataFrame, as df.select("*"): Spark keeps failed plans'
+"""What helps where there is no checkpoint."""
+
 
 class BatchError(ElasticutorError, RuntimeError):
     """A batch that cannot go on: what has happened, and what to do about it."""

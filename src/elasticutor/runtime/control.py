@@ -1,8 +1,8 @@
 """Control messages as bytes: pickled, in a dialect that can say nothing but these messages.
 
-A control message is one of the dataclasses of `elasticutor.core.{events,instructions,batches,
-coordinator,repartition}` or `elasticutor.runtime.messages`, holding numbers, text, bytes, None, and
-lists, tuples, sets and dictionaries of them, NumPy arrays of numbers, and what else is in
+A control message is one of the dataclasses of `elasticutor.core.{events,instructions,coordinator,
+repartition,batch_protocol}` or `elasticutor.runtime.messages`, holding numbers, text, bytes, None,
+and lists, tuples, sets and dictionaries of them, NumPy arrays of numbers, and what else is in
 `_REDUCERS`. Anything else is refused where it is sent, by name: dropped where it arrives, nobody
 would learn why all wait.
 
@@ -35,7 +35,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from elasticutor.core import batches, coordinator, events, instructions, repartition
+from elasticutor.core import batch_protocol, coordinator, events, instructions, repartition
 from elasticutor.core.ids import Epoch, MoveId, NodeId, ShardId
 from elasticutor.core.keeper import SendSlice
 from elasticutor.core.latency import LatencyHistogram
@@ -182,7 +182,7 @@ def _dataclasses(module: ModuleType) -> set[type]:
 
 
 _MESSAGES: Final = frozenset[type]().union(
-    *map(_dataclasses, (events, instructions, batches, coordinator, repartition, messages))
+    *map(_dataclasses, (events, instructions, batch_protocol, coordinator, repartition, messages))
 )
 _REDUCERS: Final[dict[type, Callable[[Any], _Parts]]] = {
     **{kind: _dataclass_parts(kind) for kind in (*_MESSAGES, Endpoint, Record)},

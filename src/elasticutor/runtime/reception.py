@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from elasticutor.core.batches import BatchPhase
 from elasticutor.core.ids import Epoch
 from elasticutor.errors import ElasticutorError
 from elasticutor.runtime import messages as say
@@ -244,8 +243,8 @@ class Reception:
             if not one.driver.batches.idle or one.over:
                 self._ended[one.key] = one.stage
                 _forget_the_oldest(self._ended)
-                if one.driver.batches.phase not in (None, BatchPhase.DURABLE):
-                    self._owe(one, one.driver.batches.epoch)
+            if one.driver.batches.owed:
+                self._owe(one, one.driver.batches.owed)
             one.run.supervisor.end()
             if one.query is not None:
                 past = [*self._past.pop(one.query.id, ()), *one.driver.reporter.reports]
