@@ -7,11 +7,22 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from elasticutor.spark import Cluster
+from elasticutor.spark.elastic import session_cluster
 from elasticutor.spark.session import local_session
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    session = local_session("local[2]")
-    yield session
-    session.stop()
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_LOCAL_DIRS", str(tmp_path_factory.mktemp("spark")))
+        session = local_session("local[4]")
+        yield session
+        session.stop()
+
+
+@pytest.fixture(scope="module")
+def own_cluster(spark: SparkSession) -> Iterator[Cluster]:
+    """The session's own, on which `elastic` runs by default; other modules have its slot back."""
+    with session_cluster(spark) as cluster:
+        yield cluster

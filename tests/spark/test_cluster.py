@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,10 @@ def test_spark_does_its_own_work_beside_a_cluster_and_waits_for_a_slot_beside_a_
 ) -> None:
     tracker = spark.sparkContext.statusTracker()
     counted: list[int] = []
-    with Cluster(spark, nodes=1, cores=1) as cluster:
+    with contextlib.ExitStack() as stack:
+        for _ in range(spark.sparkContext.defaultParallelism - 2):  # each takes a slot
+            stack.enter_context(Cluster(spark, nodes=1, cores=1))
+        cluster = stack.enter_context(Cluster(spark, nodes=1, cores=1))
         assert spark.range(1_000).count() == 1_000
         run = cluster.submit(
             counting(generator(None, rate=500), executors=1), journal=tmp_path / "j"
@@ -67,7 +71,7 @@ def test_spark_does_its_own_work_beside_a_cluster_and_waits_for_a_slot_beside_a_
         counter = threading.Thread(target=lambda: counted.append(spark.range(10).count()))
         counter.start()
         await_that(lambda: len(tracker.getActiveJobsIds()) > active, "Spark's own job to be there")
-        assert not counted  # both slots are taken: one by the nodes, one by source and sink
+        assert not counted  # the last two are taken: one by the nodes, one by source and sink
         run.stop()
         counter.join(60)
         assert counted == [10]

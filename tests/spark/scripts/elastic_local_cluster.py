@@ -1,0 +1,39 @@
+"""Two Spark executors, each a JVM of its own: who is doomed dies there, and the query goes on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tests.spark.dooms import Counting, Doom, Reaper
+from tests.spark.rig import tell
+
+from elasticutor.spark.elastic import session_cluster
+from elasticutor.spark.session import local_session
+
+DOOMS = [
+    Doom("Spark executor", "send rows", 2),
+    Doom("worker", "send Done", 3),
+    Doom("node", "send IncrementPersisted", 4),
+    Doom("Spark executor", "durable", 5),
+    Doom("task", "left", 6),
+]
+
+
+def main(told: Path) -> None:
+    spark = local_session("local-cluster[2,2,1024]")
+    cluster = session_cluster(spark)
+    tell(told, "cluster", cluster.id)
+    counting = Counting(spark, told, batches=7)
+    counting.write_input()
+    reaper = Reaper(counting, DOOMS)
+    with reaper.at_work():
+        tell(told, "ends", counting.to_the_end(most=4 * len(DOOMS)))
+    tell(told, "met", [f"{doom.who}: {doom.point}" for doom in reaper.met])
+    tell(told, "mistakes", counting.mistakes())
+    cluster.stop()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
