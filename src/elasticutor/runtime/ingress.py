@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from elasticutor.topology import Plan
 
 _TICK_S = 0.5
+_YIELD_ROWS = 10_000
+"""How many outputs go back to Spark at once, as many as it sends itself; or fewer, if they are
+large:"""
+_YIELD_BYTES = 2 * 1024 * 1024
 _TAKE_BYTES = 8 * 1024 * 1024
 """How much each executor may have on its way back."""
 
@@ -178,11 +182,13 @@ class _Visit:
         self._outputs = Outputs(peers, first=credit, limit=credit, returned=False)
         self._intake = InputCredits(peers, first=credit)
         self._unmarked = set(peers)
-        self._made: deque[tuple[str, pa.RecordBatch]] = deque()
+        self._made = _Harvest()
         self._left = False
         self._meter = _Meter(admitted, task, feed.routes)
         schema = feed.schema.serialize().to_pybytes()
         join = say.Join(self._me, self._attempt, schema, self._mail.endpoint)
+        for _ in self._mail.receive():
+            pass  # for tasks that this process has had before
         for who in peers:
             self._mail.know(who, admitted.book[who])
             self._mail.send(who, join)
@@ -213,6 +219,7 @@ class _Visit:
                 meter.latency,
             ),
         )
+        yield from self._made.all()
         while not self._left:
             yield from self._wait_and_take()
 
@@ -247,9 +254,8 @@ class _Visit:
         for answer in self._station.answers(self._task):
             self._left = self._left or isinstance(answer, say.Left)
         self._meter.tell_if_due(self._station.driver)
-        if self._made:
-            while self._made:
-                yield self._made.popleft()
+        for made in self._made.ripe():
+            yield made
             self._station.wait_again()
 
     def _receive(self, message: Any) -> None:
@@ -259,7 +265,7 @@ class _Visit:
                 self._flush(sender)
             case Tuples(sender, attempt, size, packet):
                 operator, schema = self._feed.outputs[sender]
-                self._made.append((operator, packet.open(schema)))
+                self._made.add(operator, packet.open(schema), size)
                 self._meter.took(operator, packet)
                 self._intake.spend(sender, size)
                 self._intake.finish(sender, size)
@@ -268,6 +274,38 @@ class _Visit:
                     self._mail.send(sender, Credit(self._me, attempt, grant.total))
             case say.Marker(sender):
                 self._unmarked.discard(sender)
+
+
+class _Harvest:
+    """Outputs by operator, put together: a batch costs Spark as much as some thousand rows."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[pa.RecordBatch]] = {}
+        self._rows: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
+
+    def add(self, operator: str, batch: pa.RecordBatch, size: int) -> None:
+        """Some have come."""
+        self._parts.setdefault(operator, []).append(batch)
+        self._rows[operator] += batch.num_rows
+        self._bytes[operator] += size
+
+    def ripe(self) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """Those that are worth a batch."""
+        for operator in list(self._parts):
+            if self._rows[operator] >= _YIELD_ROWS or self._bytes[operator] >= _YIELD_BYTES:
+                yield operator, self._together(operator)
+
+    def all(self) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """All that are left."""
+        for operator in list(self._parts):
+            yield operator, self._together(operator)
+
+    def _together(self, operator: str) -> pa.RecordBatch:
+        parts = self._parts.pop(operator)
+        self._rows.pop(operator)
+        self._bytes.pop(operator)
+        return parts[0] if len(parts) == 1 else pa.concat_batches(parts)
 
 
 class _Meter:
