@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from pyspark.sql import SparkSession
 
 from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.paradigm import Paradigm
@@ -29,6 +32,9 @@ from elasticutor.spark.session import Offer, offer_of, require_session
 from elasticutor.topology import Topology
 
 log = logging.getLogger(__name__)
+
+_CLUSTERS: weakref.WeakSet[Cluster] = weakref.WeakSet()
+"""All that were started."""
 
 _END_S = 10.0
 """How long hosts have to end by themselves before Spark is told to kill them."""
@@ -84,7 +90,8 @@ class Cluster(BaseCluster):
             pin if pin is not None or not (offer.local and count > 1) else False,
             map_bytes=state_bytes,
         )
-        _require_slots(offer, count, self._wanted.cores)
+        taken = sum(other.slots for other in _CLUSTERS if other.is_on(self._spark))
+        _require_slots(offer, count, self._wanted.cores, taken)
         self._job: LongJob | None = None
         self._ends: dict[str, LongJob] = {}
         super().__init__(
@@ -94,6 +101,17 @@ class Cluster(BaseCluster):
             start_timeout_s=start_timeout_s,
             schedule_s=schedule_s,
         )
+
+        _CLUSTERS.add(self)
+
+    @property
+    def slots(self) -> int:
+        """How many of Spark's slots its nodes take."""
+        return 1 if self._offer.local else len(self._wanted.names) * self._wanted.cores
+
+    def is_on(self, spark: SparkSession) -> bool:
+        """Whether it takes slots of this session's Spark."""
+        return not self.stopped and self._spark.sparkContext is spark.sparkContext
 
     def _start_nodes(self, generation: int = 0) -> None:
         local = self._offer.local
@@ -204,14 +222,20 @@ def submit(
     )
 
 
-def _require_slots(offer: Offer, nodes: int, cores: int) -> None:
+def _require_slots(offer: Offer, nodes: int, cores: int, taken: int) -> None:
+    """Refuse what Spark would wait for without end."""
     if offer.local:
-        needed, why = 2, "one for the nodes, one for sources and sinks"
+        needed, why = 2, "one for the nodes, one for sources and sinks or a query"
     else:
         needed = nodes * cores + 1
-        why = f"{nodes} nodes of {cores} cores, and one for sources and sinks"
+        why = f"{nodes} nodes of {cores} cores, and one for sources and sinks or a query"
+    if taken:
+        needed += taken
+        why += f", besides the {taken} that other clusters have"
     if offer.slots < needed:
-        hint = "use local[2] or more" if offer.local else "ask for fewer nodes or cores"
+        hint = f"use local[{needed}] or more" if offer.local else "ask for fewer nodes or cores"
+        if taken:
+            hint += ", or stop the other clusters"
         raise BadValueError(
             f"Spark ({offer.master})", f"have {needed} slots: {why}", offer.slots, hint
         )

@@ -116,8 +116,8 @@ def elastic(
     ways = SparkWays(spark)
 
     def start(query: QuerySeen | None, epoch: int) -> Run:
-        if query is not None and checkpoint is None:
-            _require_state(query, name, epoch)
+        if query is not None:
+            _require_state(query, name, epoch, checkpoint)
         try:
             return home.host(
                 prepared.plan,
@@ -168,19 +168,21 @@ def _place(query: QuerySeen, checkpoint: str | None, name: str) -> str:
     return f"{query.folder.rstrip('/')}/elasticutor/{name}"
 
 
-def _require_state(query: QuerySeen, name: str, epoch: int) -> None:
+def _require_state(query: QuerySeen, name: str, epoch: int, checkpoint: str | None) -> None:
     """Refuse to begin with nothing where the state seems to have another name.
 
     Args:
         query: Whose state it is, in its own folder.
         name: What the state is called now.
         epoch: What is to come next; a new query begins with 1.
+        checkpoint: The place that somebody has given it, if so.
     """
-    if epoch == 1 or name not in query.operators:  # or Spark shows plans in another way
+    if epoch == 1 or Location.at(_place(query, checkpoint, name)).names(""):
+        return
+    if checkpoint is not None or name not in query.operators:  # or Spark shows plans differently
+        log.warning("%r begins with no state at batch %d of query %s", name, epoch - 1, query.id)
         return
     there = set(Location.at(f"{query.folder.rstrip('/')}/elasticutor").names(""))
-    if name in there:
-        return
     others = sorted(there - query.operators)
     if others:
         raise MismatchError(
