@@ -16,7 +16,7 @@ from elasticutor import elastic
 from elasticutor.spark.session import local_session
 
 SCHEMA = "id bigint, k bigint"
-ROWS, ENOUGH = 2_000, 1_500
+ROWS, ENOUGH = 1_200, 1_000
 """So many that they do not all wait in a buffer on their way to the operator."""
 
 
