@@ -500,8 +500,8 @@ _TWICE = (
     "the same elastic DataFrame is used twice in one execution (as in a union of it with itself, "
     "filtered), and both uses would be applied to the same state. Use it once: write it and read "
     "it back, or persist() it in foreachBatch before it is used twice. (In foreachBatch, .rdd and "
-    "foreachPartition belong to one execution as well. If it is used once, Spark has lost its output "
-    "and run its stage again: then start the query again from its checkpoint.)"
+    "foreachPartition belong to one execution as well. If it is used once, Spark has lost its "
+    "output and run its stage again: then start the query again from its checkpoint.)"
 )
 _IN_PART = (
     "the stage that feeds the operators is run in part only, since some of its output was lost "
