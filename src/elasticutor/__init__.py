@@ -1,9 +1,12 @@
 """Elastic, stateful, real-time stream processing for Python people on Spark.
 
-What a job is made of is here; see `Topology` for an example of the whole.
+What a job is made of is here; see `elastic` and `Topology` for examples.
 
 | name | what it is |
 |---|---|
+| `elastic` | an operator on the rows of a DataFrame, streaming or not |
+| `supervise` | a streaming query, started again when a process was lost |
+| `progress`, `ElasticListener`, `ElasticProgress` | what a query's elastic operators do |
 | `Topology` | sources, operators and sinks, and how they are connected |
 | `Operator`, `Context` | user logic over a key space |
 | `Generator`, `HotKey`, `IterableSource`, `Source`, `Reader`, `Offer` | where tuples come from |
@@ -11,7 +14,7 @@ What a job is made of is here; see `Topology` for an example of the whole.
 | `Sink`, `Writer`, `EpochWriter` | what sinks of your own are made of |
 | `Cluster`, `submit`, `Run` | Spark as the host, a topology at work |
 | `DataSourceSource`, `DataSourceSink` | PySpark's Python data sources as both |
-| `read_state` | state in a checkpoint, as a DataFrame |
+| `read_state` | state in a checkpoint, or of a running query, as a DataFrame |
 
 Everything is loaded when it is first asked for: the processes that do the work need little of it,
 and only what is used of `elasticutor.spark` loads pyspark.

@@ -259,7 +259,7 @@ def test_an_operator_that_raises_ends_the_run_and_mended_code_goes_on(
     before = run.collected("out").num_rows
     again = submitted(nodes, tmp_path, chained())
     again.wait(PATIENCE_S)
-    assert 0 < before < 3_001
+    assert before < 3_001  # none, if it came to that row before the first epoch
     assert before + again.collected("out").num_rows == ROWS
     _, state = folded(ROUND.table(0, 1, 0, ROWS))
     assert again.state("chain") == state
