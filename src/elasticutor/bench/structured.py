@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from elasticutor.bench.live import (
     BenchError,
@@ -77,6 +77,9 @@ class Setting:
     """CPU time that each of them takes."""
     shuffle_s: float = 10.0
     """The keys' frequencies are dealt out anew after so many seconds' work for all cores."""
+    answers: Literal["row", "key"] = "row"
+    """Whether Spark's own APIs answer each row, as the elastic operator does, or each key once per
+    batch, which is less."""
     cores: int = 2
     """Of the elastic operator; partitions of the others."""
     slots: int = 4
@@ -109,6 +112,7 @@ class Setting:
             "tasks": self.cores,
             "slots": self.slots,
             "rounds": self.repeat,
+            "answers": self.answers,
             "sink": "noop",
             "state_store": "RocksDB",
         }
@@ -422,7 +426,7 @@ class _SparkStage:
         elif isinstance(operator, Operator):
             query = rivals.elastic_frame(frame, operator, cluster=cluster, balance=balance)
         else:
-            query = rivals.RIVALS[name](frame, operator)
+            query = rivals.RIVALS[name](frame, operator, each=self._setting.answers == "row")
             mode = "update"
         return rivals.run_to_nowhere(query, checkpoint, mode=mode, most_s=most_s, ended=ended)
 

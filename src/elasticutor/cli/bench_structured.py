@@ -27,6 +27,13 @@ class Part(StrEnum):
     ALL = "all"
 
 
+class Answers(StrEnum):
+    """What is answered."""
+
+    ROW = "row"
+    KEY = "key"
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to `elasticutor bench`."""
     app.command("structured")(structured)
@@ -63,6 +70,10 @@ def structured(
     cores: Annotated[
         int, typer.Option(min=1, help="Of the elastic operator; partitions of the others.")
     ] = 2,
+    answers: Annotated[
+        Answers,
+        typer.Option(help="What Spark's own APIs answer: each row as elastic() does, or each key."),
+    ] = Answers.ROW,
     folder: Annotated[
         Path | None,
         typer.Option(help="For files and checkpoints.", show_default="temporary files"),
@@ -107,6 +118,7 @@ def structured(
         slots=cores + 2,
         repeat=repeat,
         pairs=pairs,
+        answers="row" if answers is Answers.ROW else "key",
     )
     require_packages()
     note("starting Spark")
