@@ -114,3 +114,10 @@ A message between two processes costs about 0.15 ms of CPU time in all (docs/ben
 chunk takes two. So chunks and windows are twice as large as the core would have them; only when
 there is a backlog are they ever full.
 """
+
+BATCHES = ExecutorConfig(outputs="return", chunk_s=0.02, window_s=0.06)
+"""What executors are given that a query feeds batch by batch.
+
+Nobody sees an output before its batch is done, so chunks may be larger, and a task should never
+have to wait for the next one: where all cores are busy, whoever has to hand it over is late.
+"""

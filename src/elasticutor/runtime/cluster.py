@@ -22,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from elasticutor.core.config import LIVE, ExecutorConfig
+from elasticutor.core.config import BATCHES, LIVE, ExecutorConfig
 from elasticutor.core.coordinator import Coordinator
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.paradigm import PARADIGMS, Paradigm
@@ -341,7 +341,7 @@ class BaseCluster(ABC):
         plan = replace(plan, name=owner or plan.name)
         kept = None if checkpoint is None else opened(checkpoint, run, plan, below=below)
         tempo = Tempo(balance_s, measure_s, patience_s)
-        config = replace(config or LIVE, outputs="return")
+        config = BATCHES if config is None else replace(config, outputs="return")
         credit = config.min_credit_bytes
 
         def epochs(supervisor: Supervisor) -> BatchDriver:
