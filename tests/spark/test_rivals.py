@@ -59,18 +59,28 @@ def kept(frame: DataFrame, name: str, checkpoint: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", list(RIVALS))
-def test_each_of_sparks_own_apis_counts_every_row_of_every_batch(
+def test_each_of_sparks_own_apis_answers_every_row_with_its_count(
     session: SparkSession, files: Files, tmp_path: Path, name: str
 ) -> None:
     pytest.importorskip("pandas")
     pytest.importorskip("google.protobuf")
     made = kept(RIVALS[name](stream(session, files), Burning(1e-6)), name, tmp_path / "checkpoint")
+    counts = Counter(pq.read_table(files.folder).column("key").to_pylist())
+    expected = [(key, n) for key, count in counts.items() for n in range(1, count + 1)]
+    assert sorted((row["key"], row["count"]) for row in made) == sorted(expected)
+
+
+def test_they_can_answer_once_per_key_and_batch(
+    session: SparkSession, files: Files, tmp_path: Path
+) -> None:
+    pytest.importorskip("pandas")
+    query = RIVALS["applyInPandasWithState"](stream(session, files), None, each=False)
+    made = kept(query, "once", tmp_path / "checkpoint")
     keys = pq.read_table(files.folder).column("key").to_pylist()
     last: dict[int, int] = {}
     for row in made:
         last[row["key"]] = max(row["count"], last.get(row["key"], 0))
     assert last == Counter(keys)
-    # One answer per key and batch, and so fewer than there are rows.
     assert len(made) <= KEYS * (files.batches + 1) < len(keys)
 
 
