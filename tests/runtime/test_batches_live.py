@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count
 from operator import itemgetter
 from pathlib import Path
@@ -18,6 +19,7 @@ from elasticutor.core.batches import Ingress
 from elasticutor.core.ids import Epoch
 from elasticutor.errors import ElasticutorError
 from elasticutor.operator import Operator, OperatorError, State
+from elasticutor.runtime import ingress
 from elasticutor.runtime.batch_driver import BatchDriver
 from elasticutor.runtime.batch_errors import BatchError
 from elasticutor.runtime.ingress import Feed, Station
@@ -92,12 +94,14 @@ class Engine:
     ) -> None:
         self.cluster = cluster
         self.spark = Spark(query)
+        self.before_start: Callable[[], None] = lambda: None
         self.size = (1, 1)
         """How many tasks a stage has, and how many partitions."""
         self._query = query if checkpoint is not None else ""
         plan = planned(operators or {"chain": Chain()}, **numbers)
 
         def start(seen: QuerySeen | None, epoch: int) -> Run:
+            self.before_start()
             return cluster.host(
                 plan,
                 count=lambda _: self.size,
@@ -120,11 +124,13 @@ class Engine:
         made = self.outputs(task or self.task(batch), rows)
         return by_key([r for _, out in made for r in zip(*out.to_pydict().values(), strict=True)])
 
-    def outputs(self, task: Ingress, rows: Given) -> Iterator[tuple[str, pa.RecordBatch]]:
+    def outputs(
+        self, task: Ingress, rows: Given, group: str = ""
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
         columns = list(zip(*rows, strict=True)) or [(), ()]
         arrays = [pa.array(column, pa.int64()) for column in columns]
         batch = pa.RecordBatch.from_arrays(arrays, schema=INPUT)
-        return self.feed.run(task, [batch], query=self._query, group=self.spark.run or "")
+        return self.feed.run(task, [batch], query=self._query, group=group or self.spark.run or "")
 
     @property
     def live(self) -> Run:
@@ -366,4 +372,33 @@ def test_a_query_that_is_started_again_at_once_is_served_by_executors_of_its_own
     made.append(engine.run(1, batches[1]))
     assert made == folded(batches)
     assert engine.live.id != before
+    engine.end()
+
+
+def test_tasks_wait_for_executors_that_take_long_to_start(
+    cluster: ProcessCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingress, "SILENCE_S", 1.0)
+    engine = Engine(cluster, tmp_path)
+    began = time.monotonic()
+    engine.before_start = lambda: wait_until(
+        lambda: time.monotonic() > began + 2.0, "a start that is slower than silence may last"
+    )
+    assert engine.run(0, rows_of(1)) == folded([rows_of(1)])[0]
+    engine.end()
+
+
+def test_a_query_that_is_started_again_while_its_executors_start_is_served(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    engine = Engine(cluster, tmp_path)
+
+    def restart() -> None:
+        engine.before_start = lambda: None
+        engine.spark.run = "run 2"
+
+    engine.before_start = restart  # the executors that come up are those of run 1
+    made = engine.outputs(engine.task(0), rows_of(1), group="run 2")
+    rows = [row for _, out in made for row in zip(*out.to_pydict().values(), strict=True)]
+    assert by_key(rows) == folded([rows_of(1)])[0]
     engine.end()

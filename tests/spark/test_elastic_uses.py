@@ -351,10 +351,10 @@ def test_a_second_copy_of_a_task_ends_the_batch_and_its_rows_count_once(
 
 def served(cluster: Cluster, query: str) -> tuple[str, Run]:
     """The elastic DataFrame of a query, and the run that serves it."""
-    for frame, reception in cluster._receptions.items():
+    for reception in cluster.receptions:
         run = reception.run_of(query)
         if run is not None:
-            return frame, run
+            return reception.frame, run
     raise AssertionError(f"nobody serves {query}")
 
 

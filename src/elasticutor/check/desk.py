@@ -19,6 +19,7 @@ from elasticutor.core import batches as ba
 from elasticutor.core import events as ev
 from elasticutor.core.coordinator import WriteManifest
 from elasticutor.core.ids import Attempt, Epoch
+from elasticutor.core.succession import Succession
 from elasticutor.errors import StaleAttemptError
 from elasticutor.sim.network import Address
 
@@ -45,8 +46,7 @@ class Desk:
         self._batches: ba.Batches | None = None  # None: no run is there
         self._opened = 0
         self._attempt = Attempt(0)
-        self._newest = -1  # of all stages that have been here
-        self._owed = Epoch(0)  # by a run that is over
+        self._succession = Succession()
         self._addresses: dict[ba.Ingress, Address] = {}
         self._jobs: deque[tuple[Callable[[], None], ba.BatchEvent]] = deque()
         self._free_at = 0.0
@@ -58,7 +58,7 @@ class Desk:
 
     def knows(self, epoch: Epoch) -> bool:
         """Whether a task of this epoch has been here, and no later one."""
-        return epoch == (self._owed if self._batches is None else self._batches.epoch)
+        return epoch == (self._batches.epoch if self._batches else self._succession.owed)
 
     # What happens
 
@@ -68,16 +68,12 @@ class Desk:
         self._addresses[task] = address
         self._fences.told(event)
         if self._batches is None:
-            if self._has_begun(task):
+            if not self._succession.may_begin(task):
                 self._enact(ba.Refuse(task, _GONE_ON, True))
                 return
             self._open(task.epoch)
-        self._newest = max(self._newest, task.stage)
+        self._succession.saw(task)
         self.tell(event)
-
-    def _has_begun(self, task: ba.Ingress) -> bool:
-        """Whether others of its stage may have been with a run that is over."""
-        return task.stage <= self._newest
 
     def tell(self, event: ba.BatchEvent) -> None:
         """Let it be decided what comes of an event, unless it is late."""
@@ -115,7 +111,7 @@ class Desk:
         self._give_up(reason)
         if self._batches is not None:
             self._attempt = self._batches.attempt
-            self._owed = self._batches.owed
+            self._succession.owes(self._batches.owed)
         self._batches = None
         self._opened += 1
         while self._jobs and self._run.rng.random() < 0.5:  # others are never done
@@ -130,8 +126,7 @@ class Desk:
 
     def forget_stages(self) -> None:
         """Whoever numbers the stages begins anew, and nobody remembers anything."""
-        self._newest = -1
-        self._owed = Epoch(0)
+        self._succession = Succession()
         self._fences.began_anew()
 
     def _give_up(self, reason: str) -> None:
@@ -148,7 +143,7 @@ class Desk:
             self._kept.go_back(name, base)
         names = self._operator.executor_names
         self._batches = ba.Batches(names, committed=base, first=self._attempt)
-        self._batches.owe(self._owed)
+        self._succession.bequeath(self._batches)
         self._run.oracle.counts["query_runs"] += 1
 
     def _newest_below(self, epoch: Epoch) -> Epoch:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from elasticutor.check.desk import Desk
 from elasticutor.check.runner import run_seeds
 from elasticutor.core import batches as ba
 from elasticutor.core import coordinator, keeper
@@ -30,6 +29,7 @@ from elasticutor.core.moves import Move, MovePhase
 from elasticutor.core.reassigner import Reassigner
 from elasticutor.core.receiver import Receiver
 from elasticutor.core.rollback import Rollback
+from elasticutor.core.succession import Succession
 from elasticutor.core.task import Task
 from elasticutor.state.cache import _ABSENT, StateCache
 from elasticutor.state.levels import Levels, Record
@@ -239,8 +239,8 @@ def _batch_skipped(
     return self._on_new(task)
 
 
-def _stage_goes_on_with_another_run(self: Desk, task: ba.Ingress) -> bool:
-    return False
+def _stage_goes_on_with_another_run(self: Succession, task: ba.Ingress) -> bool:
+    return True
 
 
 def _marker_returns_too_early(self: DataPath, upstream: Peer) -> None:
@@ -341,7 +341,7 @@ FENCING = (
     Mutant("batch of a lost run skipped", _method(Batches, "owe", lambda self, epoch: None)),
     Mutant(
         "stage goes on with another run",
-        _method(Desk, "_has_begun", _stage_goes_on_with_another_run),
+        _method(Succession, "may_begin", _stage_goes_on_with_another_run),
     ),
     Mutant(
         "marker returns before all outputs",

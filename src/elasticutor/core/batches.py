@@ -24,7 +24,7 @@ Pure, as all of `core`: who runs it tells it what has happened, and does what it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -489,11 +489,6 @@ class Batches:
         if attempt > current.attempt:
             raise OutOfOrderError("attempt", f"be {current.attempt}", attempt)
         return current
-
-    @property
-    def notes(self) -> Mapping[Peer, Any]:
-        """What executors said of the current epoch's increments."""
-        return {} if self._try is None else self._try.notes
 
 
 _TWICE = (

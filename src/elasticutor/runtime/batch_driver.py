@@ -23,6 +23,7 @@ from elasticutor.runtime.batch_errors import AGAIN, ANEW, BatchError
 from elasticutor.runtime.clerk import Clerk
 from elasticutor.runtime.failures import described
 from elasticutor.runtime.keeping import ends
+from elasticutor.runtime.lateness import Lateness
 from elasticutor.runtime.phases import RunError
 from elasticutor.runtime.reports import Reporter
 from elasticutor.runtime.scheduling import Interval
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
     from elasticutor.runtime.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
-
-_ANSWER_S = 2.0
-"""How long those have who are asked why they have not answered."""
 
 
 class BatchDriver:
@@ -85,9 +83,7 @@ class BatchDriver:
         """Where those are who have not been admitted yet."""
         self._closed = False
         self._began_at = 0.0
-        self._stage: tuple[Any, ...] = ()
-        self._stage_since = 0.0
-        self._asked = False
+        self._lateness = Lateness(supervisor, tempo.patience_s)
 
     @property
     def attempt(self) -> Attempt:
@@ -167,7 +163,9 @@ class BatchDriver:
                 self._began_at = time.monotonic()
                 self.reporter.begin()
                 name = f"size of stage {order.stage}"
-                threading.Thread(target=self._find_out, args=(order,), name=name).start()
+                asking = threading.Thread(target=self._find_out, args=(order,), name=name)
+                asking.daemon = True
+                asking.start()
             case ba.GoBack(attempt, base):
                 assert self._clerk is not None  # only what is kept goes back
                 self._clerk.go_back(base, lambda error: self._went_back(attempt, error))
@@ -286,20 +284,9 @@ class BatchDriver:
         """Let tasks know that the driver is alive, and wait for nobody without end."""
         for task in self.batches.present:
             self._hub.mail.send(self._name(task), say.Beat())
-        batches = self.batches
-        stage = (batches.phase, batches.attempt, batches.waits())
-        if stage != self._stage or not batches.waits():
-            self._stage, self._stage_since, self._asked = stage, now, False
-            return
-        late_s = now - self._stage_since
-        if late_s > self._tempo.patience_s and not self._asked:
-            self._asked = True
-            self._supervisor.ask_why(batches.missing())
-        elif late_s > self._tempo.patience_s + _ANSWER_S:
-            self._stage_since = now
-            waited = "; ".join(batches.waiting_for())
-            words = f"no answer within {self._tempo.patience_s:g} s: {waited}"
-            self._supervisor.too_late((), words)
+        at = self.batches
+        stage = (at.phase, at.attempt) if at.waits() else None
+        self._lateness.look(now, stage, at.missing, at.waiting_for)
 
     def stop(self) -> None:
         """The run is over: no task that is here can go on."""

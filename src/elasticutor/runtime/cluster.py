@@ -113,7 +113,6 @@ class BaseCluster(ABC):
         self._keys = ClusterKeys.generate()
         self._hub = Hub(self._keys, host, port)
         self._runs = 0
-        self._receptions: dict[str, Reception] = {}
         self._generation = 0
         self._nodes_at = -math.inf  # when all nodes were last lost
         self._nodes_pause_s = 0.0
@@ -374,16 +373,10 @@ class BaseCluster(ABC):
         """Whether it is over."""
         return self._stopped
 
-    def receive(self, frame: str, reception: Reception) -> None:
-        """Serve the tasks of an elastic DataFrame, for as long as the cluster lasts."""
-        if self._stopped:
-            raise ClusterError("cluster", "be running", "a DataFrame after its end")
-        self._receptions[frame] = reception
-
     @property
     def receptions(self) -> list[Reception]:
         """Where the tasks of elastic DataFrames are received."""
-        return list(self._receptions.values())
+        return [one for one in list(self._hub.receptions.values()) if isinstance(one, Reception)]
 
     def metrics(self) -> dict[str, Any]:
         """How everything on the cluster is doing, as plain values.

@@ -16,16 +16,14 @@ from elasticutor.core import coordinator as co
 from elasticutor.core.ids import Attempt, Epoch, Peer
 from elasticutor.runtime.clerk import Clerk
 from elasticutor.runtime.keeping import ends
+from elasticutor.runtime.lateness import Lateness, LateWatcher
 from elasticutor.state.checkpoint import Checkpoint, StateFile
 
 if TYPE_CHECKING:
     from elasticutor.runtime.hub import Hub
 
-_ANSWER_S = 2.0
-"""How long those have who are asked why they have not answered."""
 
-
-class EpochWatcher(Protocol):
+class EpochWatcher(LateWatcher, Protocol):
     """Whoever is told how the epochs of a run go."""
 
     def attempt_begun(self, attempt: Attempt, base: Epoch) -> None:
@@ -42,12 +40,6 @@ class EpochWatcher(Protocol):
 
     def storage_failed(self, error: Exception) -> None:
         """The checkpoint cannot be written."""
-
-    def ask_why(self, missing: Sequence[Peer]) -> None:
-        """These have not answered for long: let them say why, if they can."""
-
-    def too_late(self, missing: Sequence[Peer], reason: str) -> None:
-        """These have not answered for too long."""
 
 
 class Epochs(Protocol):
@@ -137,7 +129,6 @@ class EpochDriver:
         self._executors = executors
         self._checkpoint = checkpoint
         self._interval_s = interval_s
-        self._patience_s = patience_s
         self._clerk = None if checkpoint is None else Clerk(checkpoint, hub.post)
         self._due_at = float("inf")
         self._began_at = 0.0  # of the epoch's end
@@ -145,9 +136,7 @@ class EpochDriver:
         self._last = False  # the epoch that is ended next is the last one
         self._ending_last = False
         self._closed = False
-        self._stage: tuple[Any, ...] = ()
-        self._stage_since = 0.0
-        self._asked = False
+        self._lateness = Lateness(watcher, patience_s)
 
     @property
     def durable(self) -> bool:
@@ -280,21 +269,12 @@ class EpochDriver:
             now: The time.
             absent: Whether somebody is being replaced, and an answer cannot be expected.
         """
-        coordinator = self.coordinator
-        stage = (coordinator.phase, coordinator.attempt, coordinator.epoch)
-        waits = coordinator.phase not in (co.CoordinatorPhase.IDLE, co.CoordinatorPhase.RUNNING)
-        if stage != self._stage or absent or not waits or not self.durable:
-            self._stage, self._stage_since, self._asked = stage, now, False
-            return
-        late_s = now - self._stage_since
-        missing = coordinator.missing()
-        if late_s > self._patience_s and not self._asked:
-            self._asked = True
-            self._watcher.ask_why(missing)
-        elif late_s > self._patience_s + _ANSWER_S:
-            self._stage_since, self._asked = now, False
-            waited = "; ".join(coordinator.waiting_for())
-            self._watcher.too_late(missing, f"no answer within {self._patience_s:g} s: {waited}")
+        at = self.coordinator
+        waits = at.phase not in (co.CoordinatorPhase.IDLE, co.CoordinatorPhase.RUNNING)
+        stage = None
+        if waits and self.durable and not absent:
+            stage = (at.phase, at.attempt, at.epoch)
+        self._lateness.look(now, stage, at.missing, at.waiting_for)
 
     def stop(self) -> None:
         """End no more epochs."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from elasticutor.core.ids import NodeId
 from elasticutor.errors import ElasticutorError, ProtocolError
@@ -37,6 +37,13 @@ class ClusterError(ElasticutorError, RuntimeError):
     """A cluster that does not come up, or is gone."""
 
 
+class Receives(Protocol):
+    """Whoever receives the tasks of a query."""
+
+    def take(self, message: say.Arrive) -> None:
+        """A task has come."""
+
+
 class Hub:
     """Receives everything that is meant for the driver.
 
@@ -51,7 +58,7 @@ class Hub:
         self.gone: dict[NodeId, str] = {}
         """Nodes that were lost, and why."""
         self.runs: dict[str, Supervisor] = {}
-        self.receptions: dict[str, Callable[[say.Arrive], None]] = {}
+        self.receptions: dict[str, Receives] = {}
         """Where the tasks of queries are received, by their elastic DataFrame."""
         self.changed = threading.Condition()
         """Notified when a node comes or goes."""
@@ -267,7 +274,10 @@ class Hub:
             case say.EndsHostUp(run=name) if name not in self.runs:
                 self._send_home(message)
             case say.Arrive(frame):
-                self.receptions.get(frame, self._turn_away)(message)
+                if frame in self.receptions:
+                    self.receptions[frame].take(message)
+                else:
+                    self._turn_away(message)
             case _:
                 run = self.runs.get(getattr(message, "run", ""))
                 if run is None:

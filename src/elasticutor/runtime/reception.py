@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
-from elasticutor.core.ids import Epoch
+from elasticutor.core.batches import BatchPhase
+from elasticutor.core.succession import Succession
 from elasticutor.errors import ElasticutorError
 from elasticutor.runtime import messages as say
 from elasticutor.runtime.batch_driver import BatchDriver
@@ -122,15 +123,13 @@ class Reception:
     def __init__(self, hub: Hub, frame: str, ways: Ways, start: Start, *, name: str = "") -> None:
         self.name = name
         self._hub = hub
-        self._frame = frame
+        self.frame = frame
         self._ways = ways
         self._start = start
         self._engaged: dict[tuple[object, ...], _Engagement] = {}
         self._idle: list[_Engagement] = []
-        self._ended: dict[tuple[object, ...], int] = {}
-        """The newest stage of those whose executors were lost, or not needed to the end."""
-        self._owed: dict[tuple[object, ...], Epoch] = {}
-        """Epochs that had begun and did not come to their end, of queries."""
+        self._successions: dict[tuple[object, ...], Succession] = {}
+        """Of those whose executors are gone, or not there yet."""
         self._past: dict[str, list[BatchReport]] = {}
         """Of queries that have ended, or were started anew."""
         self._watching = False
@@ -165,10 +164,6 @@ class Reception:
 
     # In the hub's thread
 
-    def __call__(self, message: say.Arrive) -> None:
-        """As `take`."""
-        self.take(message)
-
     def take(self, message: say.Arrive) -> None:
         """A task has come."""
         task = message.task
@@ -177,19 +172,24 @@ class Reception:
         if one is not None and one.over:
             self._release(one)
             one = None
-        if one is None and task.stage <= self._ended.get(key, -1):
-            # Others of its stage have left, so that its rows alone are not the batch.
-            self._refuse(message, _TOO_LATE)
-            return
         if one is None:
+            if not self._succession(key).may_begin(task):
+                self._refuse(message, _TOO_LATE)
+                return
             one = self._engage(key, message)
-        one.stage = max(one.stage, task.stage)
         if one.run is None:
+            self._hub.mail.know(self._name(message), message.endpoint)
             one.waiting.append(message)
         elif one.query is not None and message.group != one.query.run:
             self._in_thread(lambda: self._see_whether_same(one, message))
         else:
-            one.driver.arrive(message)
+            self._hand_over(one, message)
+
+    def _hand_over(self, one: _Engagement, message: say.Arrive) -> None:
+        """Let a task come to the run that is there."""
+        one.stage = max(one.stage, message.task.stage)
+        self._succession(one.key).saw(message.task)
+        one.driver.arrive(message)
 
     def _engage(self, key: tuple[object, ...], message: say.Arrive) -> _Engagement:
         self._idle = [one for one in self._idle if not one.over]
@@ -205,11 +205,12 @@ class Reception:
 
     def _begun(self, one: _Engagement, run: Run) -> None:
         one.run = run
-        one.driver.batches.owe(self._owed.get(one.key, Epoch(0)))
+        self._succession(one.key).bequeath(one.driver.batches)
         if self._closed or self._engaged.get(one.key) is not one:
             self._release(one)
         waiting, one.waiting = one.waiting, []
         for message in waiting:
+            self._hub.mail.forget(self._name(message))
             if one.over:
                 one.driver.arrive(message)  # which says why
             else:
@@ -219,17 +220,21 @@ class Reception:
         if self._engaged.get(one.key) is one:
             del self._engaged[one.key]
         for message in one.waiting:
-            self._owe(one, message.task.epoch)
+            self._succession(one.key).owes(message.task.epoch)
             self._refuse(message, error)
 
-    def _owe(self, one: _Engagement, epoch: Epoch) -> None:
-        """A batch has not come to its end: whoever goes on must not do so without it."""
-        if one.query is not None:
-            self._owed[one.key] = epoch
-            _forget_the_oldest(self._owed)
+    def _succession(self, key: tuple[object, ...]) -> Succession:
+        if key not in self._successions:
+            self._successions[key] = Succession()
+            if len(self._successions) > _REMEMBERED:
+                self._successions.pop(next(iter(self._successions)))
+        return self._successions[key]
+
+    def _name(self, message: say.Arrive) -> str:
+        return f"{self.frame} task {message.task.task}"
 
     def _refuse(self, message: say.Arrive, error: Exception) -> None:
-        name = f"{self._frame} task {message.task.task}"
+        name = self._name(message)
         self._hub.mail.know(name, message.endpoint)
         self._hub.mail.send(name, say.Refused(message.task.task, *described(error)))
         self._hub.mail.forget(name)
@@ -240,11 +245,7 @@ class Reception:
         if one in self._idle:
             self._idle.remove(one)
         if one.run is not None:
-            if not one.driver.batches.idle or one.over:
-                self._ended[one.key] = one.stage
-                _forget_the_oldest(self._ended)
-            if one.driver.batches.owed:
-                self._owe(one, one.driver.batches.owed)
+            self._succession(one.key).owes(one.driver.batches.owed)
             one.run.supervisor.end()
             if one.query is not None:
                 past = [*self._past.pop(one.query.id, ()), *one.driver.reporter.reports]
@@ -265,9 +266,9 @@ class Reception:
         Returns:
             Whether none of them is just about to start.
         """
-        others = [one for one in self._hub.receptions.values() if isinstance(one, Reception)]
         settled = True
-        for other in others:
+        for other in self._hub.receptions.values():
+            assert isinstance(other, Reception)  # there are no others
             one = other._engaged.get((query.id,))
             if one is not None and one.query is not None and one.query.run != query.run:
                 if one.run is None:
@@ -279,7 +280,7 @@ class Reception:
     # In threads of their own: whoever runs the queries may take a while to answer
 
     def _in_thread(self, what: Callable[[], None]) -> None:
-        threading.Thread(target=what, name=f"reception of {self._frame}", daemon=True).start()
+        threading.Thread(target=what, name=f"reception of {self.frame}", daemon=True).start()
 
     def _begin(self, one: _Engagement, message: say.Arrive) -> None:
         try:
@@ -291,7 +292,7 @@ class Reception:
         except Exception as error:
             told = error  # `error` is gone when the other thread looks
             if not isinstance(error, ElasticutorError):
-                log.exception("executors of %s could not be started", self._frame)
+                log.exception("executors of %s could not be started", self.frame)
             self._hub.post(lambda: self._failed(one, told))
         else:
             self._hub.post(lambda: self._begun(one, run))
@@ -313,7 +314,7 @@ class Reception:
             return
         assert one.query is not None
         if seen.run == one.query.run:  # somebody has given its jobs another group
-            self._hub.post(lambda: one.driver.arrive(message))
+            self._hub.post(lambda: self._hand_over(one, message))
         else:
             self._hub.post(lambda: self._replace(one, message))
 
@@ -345,10 +346,15 @@ class Reception:
                 continue  # released meanwhile
             if one.query is None and not one.over and one.driver.batches.idle:
                 del self._engaged[one.key]
+                if one.driver.batches.phase is BatchPhase.DURABLE:
+                    self._successions.pop(one.key, None)  # what is run again is run as a whole
                 one.driver.idle_since = time.monotonic()
                 self._idle.append(one)
             else:  # the query has ended, or the action was cancelled
                 self._release(one)
+        for one in self._engaged.values():
+            for message in one.waiting:  # executors may take a while to start
+                self._hub.mail.send(self._name(message), say.Beat())
         now = time.monotonic()
         for one in list(self._idle):
             if one.over or now - one.driver.idle_since > _LINGER_S:
@@ -361,11 +367,6 @@ class Reception:
     def close(self) -> None:
         """Release everything; in the hub's thread."""
         self._closed = True
-        self._hub.receptions.pop(self._frame, None)
+        self._hub.receptions.pop(self.frame, None)
         for one in [*self._engaged.values(), *self._idle]:
             self._release(one)
-
-
-def _forget_the_oldest(remembered: dict[tuple[object, ...], Any]) -> None:
-    if len(remembered) > _REMEMBERED:
-        remembered.pop(next(iter(remembered)))

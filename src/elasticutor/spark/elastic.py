@@ -107,6 +107,8 @@ def elastic(
     prepare(df, operators, key, executors=executors or 1, shards=shards, cores=1, tagged=tagged)
     spark = require_session(df.sparkSession)
     home = cluster or session_cluster(spark)
+    if home.stopped:
+        raise BadValueError("cluster", "be running", home, "make a new one, or leave it out")
     count = executors or max(1, len(home.nodes))
     cores = max(1, sum(home.nodes.values()) // (count * len(operators)))
     prepared = prepare(
@@ -132,7 +134,7 @@ def elastic(
             raise InUseError(error.who, error.must, error.got, _APART) from None
 
     served_by(home)
-    home.receive(frame, Reception(home.hub, frame, ways, start))
+    Reception(home.hub, frame, ways, start)
     feed = Feed.of(home.bootstrap, frame, prepared.plan)
     ingest = Ingest(
         feed, prepared.incoming(), prepared.outgoing(_HIDDEN), name, streaming=df.isStreaming

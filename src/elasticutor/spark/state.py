@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
@@ -21,6 +20,7 @@ from pyspark.sql.types import StructType
 
 from elasticutor.errors import BadValueError
 from elasticutor.schemas import to_arrow
+from elasticutor.spark.arrow import cast, wider
 from elasticutor.spark.progress import checkpoint_of
 from elasticutor.spark.session import require_session
 from elasticutor.state.checkpoint import Location, Manifest, StateFile, StateForm, StateReader
@@ -32,16 +32,6 @@ _ROWS: Final = 1 << 14
 _PLAN: Final = "plan"
 _OURS: Final = ("executor", "shard", "value")
 _TEXT: Final = pa.string()
-_WIDER: Final[dict[Any, pa.DataType]] = {
-    pa.uint8(): pa.int16(),
-    pa.uint16(): pa.int32(),
-    pa.uint32(): pa.int64(),
-    pa.uint64(): pa.decimal128(20, 0),
-    pa.float16(): pa.float32(),
-    pa.date64(): pa.date32(),
-    pa.large_string(): pa.string(),
-    pa.large_binary(): pa.binary(),
-}
 _UNFIT: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
@@ -269,7 +259,7 @@ def _value_type(form: StateForm, unpickle: bool) -> pa.DataType:
 def _spark_type(kind: pa.DataType) -> pa.DataType:
     """The type in which Spark can have such values; text if there is no other."""
     try:
-        wanted = _like(kind)
+        wanted = wider(kind)
         from_arrow_schema(pa.schema([("column", wanted)]), prefer_timestamp_ntz=True)
         _cast(pa.nulls(0, kind), wanted)
     except (PySparkException, *_UNFIT):
@@ -277,43 +267,11 @@ def _spark_type(kind: pa.DataType) -> pa.DataType:
     return wanted
 
 
-def _like(kind: pa.DataType) -> pa.DataType:
-    types = pa.types
-    if kind in _WIDER:
-        return _WIDER[kind]
-    if types.is_dictionary(kind):
-        return _like(kind.value_type)
-    if types.is_struct(kind):
-        return pa.struct([pa.field(field.name, _like(field.type)) for field in kind])
-    if types.is_map(kind):
-        return pa.map_(_like(kind.key_type), _like(kind.item_type))
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return pa.list_(_like(kind.value_type))
-    if types.is_fixed_size_binary(kind):
-        return pa.binary()
-    if types.is_timestamp(kind):
-        return pa.timestamp("us", None if kind.tz is None else "UTC")
-    if types.is_duration(kind):
-        return pa.duration("us")
-    if types.is_time(kind):
-        return pa.time64("ns")
-    if types.is_decimal(kind):
-        return pa.decimal128(kind.precision, kind.scale)
-    return kind
-
-
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The column in a type of `_spark_type`, which of moments has no nanoseconds."""
-    if column.type == kind:
-        return column
+    """The column in a type of `_spark_type`."""
     if kind == _TEXT and not _is_text(column.type):
         return _column(column.to_pylist(), kind)
-    if pa.types.is_struct(kind):
-        parts = [
-            _cast(part, field.type) for part, field in zip(column.flatten(), kind, strict=True)
-        ]
-        return pa.StructArray.from_arrays(parts, fields=list(kind), mask=pc.is_null(column))
-    return column.cast(kind, safe=False)
+    return cast(column, kind)
 
 
 def _is_text(kind: pa.DataType) -> bool:

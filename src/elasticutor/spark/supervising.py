@@ -23,7 +23,6 @@ _LOST: Final = (
     "ExecutorLostFailure",
     "FetchFailed",
     "Lost executor",
-    "cancelled because SparkContext was shut down",
 )
 """How Spark and we tell that a process was lost; anything else would fail in the same way again."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
