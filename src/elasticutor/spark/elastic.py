@@ -13,6 +13,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -104,16 +105,17 @@ def elastic(
         checkpoint = str(checkpoint)
     tagged = not isinstance(operator, Operator)
     # All that can be refused is, before a cluster is started.
-    prepare(df, operators, key, executors=executors or 1, shards=shards, cores=1, tagged=tagged)
+    prepared = prepare(
+        df, operators, key, executors=executors or 1, shards=shards, cores=1, tagged=tagged
+    )
     spark = require_session(df.sparkSession)
     home = cluster or session_cluster(spark)
     if home.stopped:
         raise BadValueError("cluster", "be running", home, "make a new one, or leave it out")
     count = executors or max(1, len(home.nodes))
     cores = max(1, sum(home.nodes.values()) // (count * len(operators)))
-    prepared = prepare(
-        df, operators, key, executors=count, shards=shards, cores=cores, tagged=tagged
-    )
+    sized = [replace(one, executors=count, cores=cores) for one in prepared.plan.operators]
+    plan = replace(prepared.plan, operators=tuple(sized))
     frame = f"{name}-{secrets.token_hex(4)}"
     ways = SparkWays(spark)
 
@@ -122,7 +124,7 @@ def elastic(
             _require_state(query, name, epoch, checkpoint)
         try:
             return home.host(
-                prepared.plan,
+                plan,
                 count=ways.count,
                 checkpoint=None if query is None else _place(query, checkpoint, name),
                 owner="" if query is None else f"query {query.id}",
@@ -135,7 +137,7 @@ def elastic(
 
     served_by(home)
     Reception(home.hub, frame, ways, start)
-    feed = Feed.of(home.bootstrap, frame, prepared.plan)
+    feed = Feed.of(home.bootstrap, frame, plan)
     ingest = Ingest(
         feed, prepared.incoming(), prepared.outgoing(_HIDDEN), name, streaming=df.isStreaming
     )
