@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.runtime.live import PATIENCE_S, Chain, folded, started, wait_until
-from tests.runtime.test_recovery import ROUND, ROWS, chained, committed, submitted
+from tests.runtime.test_recovery import ENDLESS, chained, committed, submitted
 
 from elasticutor.errors import BadValueError, StateFullError
 from elasticutor.operator import Operator, State
 from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.runtime.run import Run
 from elasticutor.sinks import NoSink
-from elasticutor.sources import Generator
 from elasticutor.state.checkpoint import (
     CheckpointError,
     DamagedError,
@@ -35,10 +35,13 @@ def nodes() -> Iterator[ProcessCluster]:
 
 def goes_on_to_the_fold(cluster: ProcessCluster, folder: Path) -> None:
     """What was committed before is what a further run goes on from."""
-    run = submitted(cluster, folder, chained())
-    run.wait(PATIENCE_S)
-    _, state = folded(ROUND.table(0, 1, 0, ROWS))
-    assert run.state("chain") == state
+    run = submitted(cluster, folder, chained(source=ENDLESS))
+    epochs = committed(run)
+    wait_until(lambda: committed(run) > epochs, "an epoch")
+    run.drain()
+    found = run.state("chain")
+    _, state = folded(ENDLESS.table(0, 1, 0, sum(count for count, _ in found.values())))
+    assert found == state
     run.stop()
 
 
@@ -46,7 +49,7 @@ def test_a_checkpoint_that_cannot_be_written_any_more_ends_the_run_and_keeps_wha
     nodes: ProcessCluster, tmp_path: Path
 ) -> None:
     folder = tmp_path / "kept"
-    run = submitted(nodes, folder, chained())
+    run = submitted(nodes, folder, chained(source=ENDLESS))
     wait_until(lambda: committed(run) >= 2, "two epochs")
     state, aside = folder / "state", tmp_path / "aside"
     state.rename(aside)
@@ -59,29 +62,28 @@ def test_a_checkpoint_that_cannot_be_written_any_more_ends_the_run_and_keeps_wha
 
 
 class Hoard(Chain):
-    """Grows fast in its second second."""
+    """Grows fast."""
 
     def process(self, key: Any, row: Any, state: State) -> Any:
         yield from super().process(key, row, state)
-        if row.time > 1_000_000:
-            state.set((*state.get(), os.urandom(100_000)))
+        state.set((*state.get(), os.urandom(100_000)))
 
 
 def test_shared_memory_that_is_full_ends_the_run_and_keeps_what_is_committed(
     nodes: ProcessCluster, tmp_path: Path
 ) -> None:
     with started(nodes=1, cores=2, map_bytes=2 * 1024 * 1024) as small:
-        topology = chained(Hoard(), executors=1)
-        run = submitted(small, tmp_path, topology)
+        drained(small, tmp_path, executors=1)
+        run = submitted(small, tmp_path, chained(Hoard(), source=ENDLESS, executors=1))
         with pytest.raises(StateFullError, match=r"chain\.0.*Hint: "):
             run.wait(PATIENCE_S)
-        assert committed(run) >= 1
     goes_on_to_the_fold(nodes, tmp_path)
 
 
-def drained(cluster: ProcessCluster, folder: Path) -> Run:
-    some = Generator(rate=None, keys=60, payload=0, seed=5, rows=1_000)
-    run = submitted(cluster, folder, chained(source=some))
+def drained(cluster: ProcessCluster, folder: Path, executors: int = 2) -> Run:
+    run = submitted(
+        cluster, folder, chained(source=replace(ENDLESS, rows=1_000), executors=executors)
+    )
     run.wait(PATIENCE_S)
     run.stop()
     return run
@@ -109,7 +111,7 @@ def test_a_checkpoint_in_use_is_refused(nodes: ProcessCluster, tmp_path: Path) -
 
 def other(change: str) -> Topology:
     topology = Topology("other")
-    rows = topology.source("rows", ROUND, tasks=2 if change == "tasks" else 1)
+    rows = topology.source("rows", ENDLESS, tasks=2 if change == "tasks" else 1)
     name = "another" if change == "operator" else "chain"
     keys = ["key", "time"] if change == "key" else "key"
     chain = topology.operator(name, Chain(), rows, key=keys)

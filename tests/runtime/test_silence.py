@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 from tests.runtime.live import PATIENCE_S, pid_of, started, wait_until
-from tests.runtime.test_recovery import ROUND, ROWS, chained, committed, require_fold, task_of
+from tests.runtime.test_recovery import (
+    ENDLESS,
+    chained,
+    committed,
+    require_fold_of_what_came,
+    task_of,
+)
 
 from elasticutor.runtime.phases import RunError
 from elasticutor.runtime.process_cluster import ProcessCluster
@@ -27,7 +33,7 @@ def nodes() -> Iterator[ProcessCluster]:
 
 def submitted(cluster: ProcessCluster, folder: Path, **options: int) -> Run:
     return cluster.submit(
-        chained(),
+        chained(source=ENDLESS),
         checkpoint=folder,
         epoch_interval=0.2,
         keep=True,
@@ -51,8 +57,8 @@ def test_somebody_who_falls_silent_is_named_and_replaced(
     wait_until(lambda: committed(run) >= 2, "two epochs")
     pid = task_of(nodes, run) if whom == "task" else pid_of(run, whom)
     os.kill(pid, signal.SIGSTOP)
-    run.wait(PATIENCE_S)
-    require_fold(run, ROUND, ROWS)
+    wait_until(lambda: run.events("recovered"), "another attempt")
+    require_fold_of_what_came(run)
     assert re.search(named, run.events("lost")[0]["reason"])
     run.stop()
 
