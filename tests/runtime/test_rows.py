@@ -155,7 +155,9 @@ MADE = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "made", "stored"), MADE, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("kind", "made", "stored"), MADE, ids=lambda value: str(value).partition(" at 0x")[0][:40]
+)
 def test_values_may_be_made_in_more_ways_than_they_are_seen(
     kind: pa.DataType, made: Any, stored: Any
 ) -> None:
