@@ -87,6 +87,11 @@ class Epochs:
             )
 
     @property
+    def still_to_flush(self) -> set[TaskId]:
+        """Tasks that have yet to flush behind the open epoch."""
+        return self.flushing or set()
+
+    @property
     def all_marked(self) -> bool:
         """Whether every upstream has ended the open epoch."""
         return len(self.marked) == len(self.upstreams) > 0

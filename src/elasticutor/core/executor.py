@@ -28,6 +28,7 @@ from elasticutor.core.moves import Move, MovePhase
 from elasticutor.core.reassigner import Reassigner
 from elasticutor.core.rollback import Rollback
 from elasticutor.core.routing import RoutingTable
+from elasticutor.core.sealing import Sealing
 from elasticutor.core.tasks import TaskStatus, TaskView
 from elasticutor.errors import (
     BadValueError,
@@ -78,6 +79,7 @@ class ElasticExecutor:
         receiver, meter = self._data.receiver, self._data.meter
         self._crew = Crew(self.tasks, self.epochs, receiver, meter, self._emit)
         self._rollback = Rollback(self._crew.stores, self._emit)
+        self._sealing = Sealing(self.epochs, self._data, self._moves, self._crew, self._emit)
         self._state_bytes: dict[NodeId, int] = {}
         self._hot: tuple[ShardId, ...] = ()
         self._now = now
@@ -204,7 +206,7 @@ class ElasticExecutor:
         self.epochs.begin(event.attempt, event.base, event.epoch, frozenset(event.upstreams))
         self._data.open(event.upstreams, event.destinations)
         if goes_on:
-            self._commit_stores()
+            self._sealing.commit_stores()
             self._set_out(now)
             return
         if not known:  # no store here has that state any more: the checkpoint must
@@ -278,7 +280,7 @@ class ElasticExecutor:
         """Let a leaving task go as soon as nothing depends on it."""
         if task.status is not TaskStatus.LEAVING or task.flights:
             return
-        awaited = task.id in self._rollback.resetting or task.id in self._flushing
+        awaited = task.id in self._rollback.resetting or task.id in self.epochs.still_to_flush
         if not awaited and not self._moves.involved(task.id):
             self._crew.dismiss(task, now)
 
@@ -478,109 +480,38 @@ class ElasticExecutor:
 
     # Epochs
 
-    @property
-    def _flushing(self) -> set[TaskId]:
-        return self.epochs.flushing or set()
-
     def _on_marker_arrived(self, event: ev.MarkerArrived, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
         self._data.credits.require(event.upstream)
-        if self.phase is not Phase.RUNNING:
-            return
-        self.epochs.require_marker(event.upstream, event.epoch)
-        if self.epochs.prepared is not None:  # a next epoch ends only after the commit of this
-            self._commit()
-        if not self.epochs.marked:
-            self.epochs.marked_at = now
-        self.epochs.marked.add(event.upstream)
-        self._data.receiver.wait_ahead(event.upstream)
-        self._data.end_upstream(event.upstream, event.epoch)
-        self._try_to_end_epoch(now)
+        if self.phase is Phase.RUNNING:
+            self._sealing.mark(event, now)
+            self._try_to_end_epoch(now)
 
     def _try_to_end_epoch(self, now: float) -> None:
-        """When all tuples of the epoch are handed out, let the tasks flush behind them."""
-        if not self.epochs.marked or not self.epochs.all_marked:
-            return
-        if self.phase is not Phase.RUNNING or self._flushing:
-            return
-        self._moves.labels_wait = True
-        unplaced = None in self.table.owners
-        if not self._data.receiver.empty or self._moves.holding or unplaced:
-            return
-        running = self._crew.running
-        self.epochs.flushing = {task.id for task in running}
-        self.epochs.flushing_at = now
-        for task in running:
-            self._emit(do.FlushTask(task.id, self.epochs.attempt, self.epochs.open))
+        if self.phase is Phase.RUNNING:
+            self._sealing.try_to_flush(now)
 
     def _on_task_flushed(self, event: ev.TaskFlushed, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
         if self.phase is not Phase.RUNNING:
             return
         self._crew.require(event.task)
-        if event.task not in self._flushing or event.epoch != self.epochs.open:
-            raise OutOfOrderError(f"task {event.task}", "have been told to flush", event.epoch)
-        if self.tasks[event.task].flights:
-            raise OutOfOrderError(f"task {event.task}", "answer its chunks first", event.epoch)
-        self._flushing.discard(event.task)
-        if not self._flushing:
-            self._seal(now)
-
-    def _seal(self, now: float) -> None:
-        """The epoch is complete: pass it on, make it durable, and go on with the next."""
-        shards_on: dict[NodeId, list[ShardId]] = {}
-        for shard, home in enumerate(self._moves.homes):
-            assert home is not None  # an epoch ends only when every shard is placed
-            shards_on.setdefault(home, []).append(ShardId(shard))
-        epoch = self.epochs.seal(set(shards_on))
-        self._data.end_epoch(epoch)
-        for node, shards in sorted(shards_on.items()):
-            self._emit(do.PersistIncrement(node, self.epochs.attempt, epoch, tuple(shards)))
-        at = self.epochs
-        flush_s, align_s = now - at.flushing_at, at.flushing_at - at.marked_at
-        idle_since = [max(at.flushing_at, task.answered_at) for task in self._crew.running]
-        pause_s = now - min(idle_since, default=now)
-        self._emit(do.ReportSealed(at.attempt, epoch, align_s, flush_s, pause_s))
-        self._moves.labels_wait = False
-        self._moves.send_waiting_labels(now)
-        self._arrange(now)
-        self._data.feed_all(now)
-        self._retire_all(now)
+        if self._sealing.flushed(event, now):
+            self._arrange(now)
+            self._data.feed_all(now)
+            self._retire_all(now)
 
     def _on_increment_persisted(self, event: ev.IncrementPersisted, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
         require_size("increment", event.size)
-        if self.phase is not Phase.RUNNING:
-            return
-        self._crew.require_store(event.node)
-        waiting = self.epochs.persisting or set()
-        if event.node not in waiting or event.epoch != self.epochs.sealed:
-            raise OutOfOrderError(f"node {event.node!r}", "have been told to persist", event.epoch)
-        waiting.discard(event.node)
-        if event.note is not None:
-            self.epochs.notes.append(event.note)
-        if not waiting:
-            notes = tuple(self.epochs.notes)
-            self._emit(do.ReportPrepared(self.epochs.attempt, self.epochs.prepare(), notes))
+        if self.phase is Phase.RUNNING:
+            self._crew.require_store(event.node)
+            self._sealing.persisted(event)
 
     def _on_epoch_committed(self, event: ev.EpochCommitted, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
-        if event.epoch == self.epochs.committed or self.phase is not Phase.RUNNING:
-            return
-        if event.epoch != self.epochs.prepared:
-            prepared = self.epochs.prepared
-            raise OutOfOrderError(
-                "epoch committed", f"be the prepared one, {prepared}", event.epoch
-            )
-        self._commit()
-
-    def _commit(self) -> None:
-        self.epochs.commit()
-        self._commit_stores()
-
-    def _commit_stores(self) -> None:
-        for node in sorted(self._crew.stores):
-            self._emit(do.CommitStore(node, self.epochs.committed))
+        if self.phase is Phase.RUNNING:
+            self._sealing.committed(event)
 
     # Measurements
 

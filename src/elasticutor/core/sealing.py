@@ -1,0 +1,128 @@
+"""How an epoch ends inside an executor: markers, flushes, increments, and the commit.
+
+When every upstream has marked its end and all tuples before that are handed out, the tasks flush
+behind them. Then the epoch is sealed: its marker goes on, nodes persist what has changed, and the
+next epoch flows meanwhile. When all of it is persisted the epoch is prepared, and whoever drives
+the epochs commits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
+from elasticutor.core.crew import Crew
+from elasticutor.core.datapath import DataPath
+from elasticutor.core.epochs import Epochs
+from elasticutor.core.ids import NodeId, ShardId
+from elasticutor.core.reassigner import Reassigner
+from elasticutor.errors import OutOfOrderError
+
+
+class Sealing:
+    """Ends the epochs of one executor, while it runs."""
+
+    def __init__(
+        self,
+        epochs: Epochs,
+        data: DataPath,
+        moves: Reassigner,
+        crew: Crew,
+        emit: Callable[[do.Instruction], None],
+    ) -> None:
+        self._epochs = epochs
+        self._data = data
+        self._moves = moves
+        self._crew = crew
+        self._emit = emit
+
+    def mark(self, event: ev.MarkerArrived, now: float) -> None:
+        """An upstream has sent all of its tuples of the open epoch."""
+        at = self._epochs
+        at.require_marker(event.upstream, event.epoch)
+        if at.prepared is not None:  # a next epoch ends only after the commit of this
+            self._commit()
+        if not at.marked:
+            at.marked_at = now
+        at.marked.add(event.upstream)
+        self._data.receiver.wait_ahead(event.upstream)
+        self._data.end_upstream(event.upstream, event.epoch)
+
+    def try_to_flush(self, now: float) -> None:
+        """When all tuples of the epoch are handed out, let the tasks flush behind them."""
+        at = self._epochs
+        if not at.marked or not at.all_marked or at.still_to_flush:
+            return
+        self._moves.labels_wait = True
+        unplaced = None in self._moves.table.owners
+        if not self._data.receiver.empty or self._moves.holding or unplaced:
+            return
+        running = self._crew.running
+        at.flushing = {task.id for task in running}
+        at.flushing_at = now
+        for task in running:
+            self._emit(do.FlushTask(task.id, at.attempt, at.open))
+
+    def flushed(self, event: ev.TaskFlushed, now: float) -> bool:
+        """A task has flushed; returns whether the epoch is sealed by that."""
+        at, task = self._epochs, event.task
+        if task not in at.still_to_flush or event.epoch != at.open:
+            raise OutOfOrderError(f"task {task}", "have been told to flush", event.epoch)
+        if self._crew.tasks[task].flights:
+            raise OutOfOrderError(f"task {task}", "answer its chunks first", event.epoch)
+        at.still_to_flush.discard(task)
+        if not at.still_to_flush:
+            self._seal(now)
+            return True
+        return False
+
+    def _seal(self, now: float) -> None:
+        """The epoch is complete: pass it on, make it durable, and go on with the next."""
+        at = self._epochs
+        shards_on: dict[NodeId, list[ShardId]] = {}
+        for shard, home in enumerate(self._moves.homes):
+            assert home is not None  # an epoch ends only when every shard is placed
+            shards_on.setdefault(home, []).append(ShardId(shard))
+        epoch = at.seal(set(shards_on))
+        self._data.end_epoch(epoch)
+        for node, shards in sorted(shards_on.items()):
+            self._emit(do.PersistIncrement(node, at.attempt, epoch, tuple(shards)))
+        flush_s, align_s = now - at.flushing_at, at.flushing_at - at.marked_at
+        idle_since = [max(at.flushing_at, task.answered_at) for task in self._crew.running]
+        pause_s = now - min(idle_since, default=now)
+        self._emit(do.ReportSealed(at.attempt, epoch, align_s, flush_s, pause_s))
+        self._moves.labels_wait = False
+        self._moves.send_waiting_labels(now)
+
+    def persisted(self, event: ev.IncrementPersisted) -> None:
+        """A node has made durable what has changed there."""
+        at = self._epochs
+        waiting = at.persisting or set()
+        if event.node not in waiting or event.epoch != at.sealed:
+            raise OutOfOrderError(f"node {event.node!r}", "have been told to persist", event.epoch)
+        waiting.discard(event.node)
+        if event.note is not None:
+            at.notes.append(event.note)
+        if not waiting:
+            notes = tuple(at.notes)
+            self._emit(do.ReportPrepared(at.attempt, at.prepare(), notes))
+
+    def committed(self, event: ev.EpochCommitted) -> None:
+        """The epoch is part of the checkpoint; hearing of that twice does no harm."""
+        at = self._epochs
+        if event.epoch == at.committed:
+            return
+        if event.epoch != at.prepared:
+            must = f"be the prepared one, {at.prepared}"
+            raise OutOfOrderError("epoch committed", must, event.epoch)
+        self._commit()
+
+    def _commit(self) -> None:
+        self._epochs.commit()
+        self.commit_stores()
+
+    def commit_stores(self) -> None:
+        """Let every store forget what came before the committed epoch."""
+        for node in sorted(self._crew.stores):
+            self._emit(do.CommitStore(node, self._epochs.committed))
