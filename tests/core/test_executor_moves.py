@@ -304,6 +304,24 @@ def test_labels_wait_while_an_epoch_ends_and_copies_do_not() -> None:
     assert rig.owner(S0) == T1
 
 
+def test_labels_do_not_wait_while_much_of_the_epoch_is_still_to_be_handed_out() -> None:
+    rig = placed(config=WINDOW_OF_TWO, row_s={0: 0.05, 1: 0.05})
+    rig.send(U, [0] * 10 + [1] * 10)
+    rig.mark()
+    rig.answer(do.Dispatch, times=1)  # what a tuple takes is known: there is half a second left
+    assert of(do.SendLabel, rig.ask(S1, T1)) == [do.SendLabel(T0, move_of(rig, S1), S1)]
+    rig.answer(do.Dispatch, times=2)
+    rig.answer(do.SendLabel)
+    assert rig.owner(S1) == T1
+    while rig.executor.waiting * 0.05 / 2 > rig.executor.config.backlog_horizon_s:
+        rig.answer(do.Dispatch, times=1)
+    assert rig.ask(S0, T1) == []
+    assert [move.phase for move in rig.executor.moves] == [MovePhase.WAITING]
+    rig.settle()
+    assert rig.owner(S0) == T1
+    rig.complete()
+
+
 def test_tuples_of_the_next_epoch_do_not_slip_in_behind_a_label_that_had_to_wait() -> None:
     rig = placed(upstreams=(U, V))
     rig.mark(U)

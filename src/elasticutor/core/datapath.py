@@ -124,6 +124,15 @@ class DataPath:
             attempt, epoch = self._epochs.attempt, self._epochs.open
             self._emit(do.Dispatch(task.id, attempt, epoch, flight.chunk, parts))
 
+    @property
+    def nearly_handed_out(self) -> bool:
+        """Whether what waits of the open epoch is soon with the tasks, as far as one can tell."""
+        costs = [task.row_s for task in self._tasks.values() if task.row_s is not None]
+        if not costs:
+            return True
+        rest_s = self.receiver.waiting * sum(costs) / len(costs) / len(self._tasks)
+        return rest_s <= self._config.backlog_horizon_s
+
     def starving(self) -> list[TaskId]:
         """Tasks with room for work that waits for them: none, whenever an event is handled."""
         if not self._returns and self.outputs.blocked(_ANYBODY):

@@ -47,7 +47,7 @@ class Reassigner:
         """Per shard the node with its state; None: at most the checkpoint has any."""
         self.moves: dict[MoveId, Move] = {}
         self.labels_wait = False
-        """Set while an epoch ends: a shard whose label was sent would have to be waited for."""
+        """Set when an epoch is about to end: a labelled shard would have to be waited for."""
 
     # What is asked for
 

@@ -54,7 +54,9 @@ class Sealing:
         at = self._epochs
         if not at.marked or not at.all_marked or at.still_to_flush:
             return
-        self._moves.labels_wait = True
+        # A shard on the move would have to be waited for. But where much is left to do, which is
+        # what a batch is like that was sent at once, it pays to go on balancing.
+        self._moves.labels_wait = self._data.nearly_handed_out
         unplaced = None in self._moves.table.owners
         if not self._data.receiver.empty or self._moves.holding or unplaced:
             return
