@@ -21,7 +21,6 @@ from elasticutor.core.batches import Batches, _Try
 from elasticutor.core.coordinator import Coordinator, Order, ParticipantPrepared
 from elasticutor.core.datapath import DataPath
 from elasticutor.core.epochs import Epochs
-from elasticutor.core.executor import ElasticExecutor
 from elasticutor.core.flow import InputCredits, Outputs
 from elasticutor.core.ids import Attempt, Epoch, Peer, ShardId
 from elasticutor.core.keeper import Errand, Keeper, SendSlice
@@ -29,6 +28,7 @@ from elasticutor.core.moves import Move, MovePhase
 from elasticutor.core.reassigner import Reassigner
 from elasticutor.core.receiver import Receiver
 from elasticutor.core.rollback import Rollback
+from elasticutor.core.sealing import Sealing
 from elasticutor.core.succession import Succession
 from elasticutor.core.task import Task
 from elasticutor.state.cache import _ABSENT, StateCache
@@ -170,7 +170,7 @@ def _watch_survives_an_abort(self: Levels, attempt: Attempt, base: Epoch, keep: 
         _LEVELS_ROLL_BACK(self, attempt, base, keep)
 
 
-def _stores_never_hear_of_commits(self: ElasticExecutor) -> None:
+def _stores_never_hear_of_commits(self: Sealing) -> None:
     pass
 
 
@@ -312,7 +312,7 @@ FURTHER = (
     Mutant("watch survives an abort", _method(Levels, "roll_back", _watch_survives_an_abort)),
     Mutant(
         "stores never hear of commits",
-        _method(ElasticExecutor, "_commit_stores", _stores_never_hear_of_commits),
+        _method(Sealing, "commit_stores", _stores_never_hear_of_commits),
     ),
     Mutant(
         "labels wait for ever after an abort",
