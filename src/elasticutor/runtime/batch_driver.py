@@ -181,9 +181,9 @@ class BatchDriver:
                 self._refuse(task, BatchError("elastic operators", "go on", reason, hint))
             case ba.Leave(task):
                 self.idle_since = time.monotonic()
-                self._answer(task, say.Left(task.task))
                 if self.batches.idle:
-                    self._completed()
+                    self._completed()  # so that whoever sees the end of the batch sees its report
+                self._answer(task, say.Left(task.task))
             case co.WriteManifest():
                 self._write(order)
 
