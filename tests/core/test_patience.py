@@ -28,6 +28,20 @@ def test_many_parts_may_be_lost_at_once() -> None:
     assert not patience.failed("node 7")
 
 
+def test_tries_are_further_and_further_apart_but_not_without_end() -> None:
+    patience = Patience(most=99)
+    pauses = []
+    for _ in range(30):
+        patience.failed("a task")
+        pauses.append(patience.pause_s)
+    assert pauses[:2] == [0.0, 0.01]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 5.0
+    patience.progressed()
+    patience.failed("a task")
+    assert patience.pause_s == 0.0
+
+
 def test_no_restarts_means_that_the_first_failure_is_the_last() -> None:
     assert not Patience(most=0).failed("a task")
 

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.placement import place
+from elasticutor.core.placement import Placement, make_up, place, rehouse
 from elasticutor.errors import BadValueError
 
 wants = st.lists(st.integers(1, 6), max_size=8).map(
@@ -132,3 +132,49 @@ def test_nowhere_to_be_is_an_error(share: bool) -> None:
     with pytest.raises(BadValueError, match="nodes must be there"):
         place([(Peer("a"), 1)], {}, share=share)
     assert place([], {}, share=share) == {}
+
+
+# After a loss
+
+homes = st.sampled_from([NodeId(f"n{number}") for number in range(8)])
+havings = st.dictionaries(homes, st.integers(0, 4))
+"""Cores that an executor has; some of its nodes may be gone."""
+
+
+@given(homes, havings, st.integers(1, 6), frees)
+def test_an_executor_is_started_again_where_it_was_if_anything_of_that_is_left(
+    home: NodeId, cores: dict[NodeId, int], wanted: int, free: dict[NodeId, int]
+) -> None:
+    found = rehouse(Placement(home, cores), wanted, free, Peer("e"))
+    assert found is not None
+    left = {node: count for node, count in cores.items() if node in free and count}
+    assert found.node == home or home not in free
+    if home in free and left:
+        assert found == Placement(home, left)
+    assert found.node in free
+    assert set(found.cores) <= set(free)
+    assert sum(found.cores.values()) >= 1
+    assert all(count > 0 for count in found.cores.values())
+
+
+@given(homes, havings, st.integers(1, 6))
+def test_without_a_node_it_has_to_wait(home: NodeId, cores: dict[NodeId, int], wanted: int) -> None:
+    assert rehouse(Placement(home, cores), wanted, {}, Peer("e")) is None
+    assert make_up(Placement(home, cores), wanted, {}) == {}
+
+
+@given(homes, havings, st.integers(1, 6), frees)
+def test_lost_cores_are_made_up_for_as_far_as_others_are_free(
+    home: NodeId, cores: dict[NodeId, int], wanted: int, free: dict[NodeId, int]
+) -> None:
+    kept = {node: count for node, count in cores.items() if node in free and count}
+    found = make_up(Placement(home, cores), wanted, free)
+    more = Counter(found) - Counter(kept)
+    assert all(found[node] >= count for node, count in kept.items())  # nothing is taken
+    there = sum(max(0, count) for count in free.values())
+    lacking = max(0, wanted - sum(kept.values()))
+    if kept or there:
+        assert more.total() == min(lacking, there)
+        assert all(count <= max(0, free[node]) for node, count in more.items())
+    else:
+        assert found == {home if home in free else min(free): 1}  # shared

@@ -10,6 +10,8 @@ from collections import Counter
 
 from elasticutor.errors import BadValueError
 
+_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 5.0
+
 
 class Patience:
     """Counts failures since the last progress, by their kind.
@@ -41,6 +43,20 @@ class Patience:
     def failures(self) -> int:
         """How many there were since the last progress, of any kind."""
         return self._failures.total()
+
+    @property
+    def pause_s(self) -> float:
+        """How long to wait before the next try.
+
+        What fails again at once fails for a reason that may pass: the more, the longer the pause.
+
+        Example:
+            >>> patience = Patience(most=5)
+            >>> [(patience.failed("sink 'out'"), patience.pause_s)[1] for _ in range(4)]
+            [0.0, 0.01, 0.02, 0.04]
+        """
+        again = self.failures - 1
+        return 0.0 if again < 1 else min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** min(again - 1, 16))
 
     def progressed(self) -> None:
         """An epoch was committed: what failed before does not count any more."""

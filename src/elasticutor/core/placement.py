@@ -1,7 +1,8 @@
-"""Where main processes and their first cores go.
+"""Where main processes and their first cores go, and what they get after a loss.
 
 Main processes are placed round-robin over the nodes and stay (paper 5). Cores come from the
-executor's own node first, and then from wherever most are free.
+executor's own node first, and then from wherever most are free. When a node is lost, those whose
+home it was get another, and all who had cores there get others as far as there are any.
 """
 
 from __future__ import annotations
@@ -83,6 +84,64 @@ def place(
         who: Placement(homes[who], {node: n for node, n in given[who].items() if n})
         for who, _ in executors
     }
+
+
+def rehouse(
+    placed: Placement, wanted: int, free: Mapping[NodeId, int], who: Peer
+) -> Placement | None:
+    """Where to start an executor again whose main process was lost.
+
+    Args:
+        placed: Where it was, and the cores that it should have.
+        wanted: How many it should have in all, if those are gone.
+        free: The free cores of every node that is there, its own ones among them.
+        who: The executor.
+
+    Returns:
+        The same place, without cores of nodes that are gone, if any of it is left; otherwise
+        another one, shared if need be. None while there is no node at all.
+
+    Example:
+        >>> home, other = NodeId("n0"), NodeId("n1")
+        >>> rehouse(Placement(home, {home: 1, other: 1}), 2, {home: 1}, Peer("counts.0"))
+        Placement(node='n0', cores={'n0': 1})
+        >>> rehouse(Placement(home, {home: 2}), 2, {other: 1}, Peer("counts.0"))
+        Placement(node='n1', cores={'n1': 1})
+        >>> rehouse(Placement(home, {home: 2}), 2, {}, Peer("counts.0"))
+    """
+    if not free:
+        return None
+    left = {node: cores for node, cores in placed.cores.items() if node in free and cores}
+    if placed.node in free and left:
+        return Placement(placed.node, left)
+    found = place([(who, wanted)], free, share=True)[who]
+    return Placement(placed.node if placed.node in free else found.node, found.cores)
+
+
+def make_up(placed: Placement, wanted: int, free: Mapping[NodeId, int]) -> dict[NodeId, int]:
+    """The cores of an executor that has lost some: others instead, as far as there are any.
+
+    Args:
+        placed: Where it is, and the cores that it should have.
+        wanted: How many it should have in all.
+        free: The free cores of every node that is there, its own ones not among them.
+
+    Example:
+        >>> home, other = NodeId("n0"), NodeId("n1")
+        >>> make_up(Placement(home, {home: 1, NodeId("gone"): 2}), 3, {home: 0, other: 5})
+        {'n0': 1, 'n1': 2}
+        >>> make_up(Placement(home, {}), 3, {home: 0, other: 0})  # shared: nobody goes without
+        {'n0': 1}
+    """
+    cores = Counter({node: n for node, n in placed.cores.items() if node in free and n})
+    left = Counter({node: max(0, n) for node, n in free.items()})
+    while cores.total() < wanted and left.total():
+        node = max(sorted(left), key=lambda name: left[name])
+        cores[node] += 1
+        left[node] -= 1
+    if not cores.total() and free:
+        cores[placed.node if placed.node in free else min(free)] += 1
+    return dict(cores)
 
 
 def _fewer(executors: Sequence[tuple[Peer, int]], there: int) -> list[tuple[Peer, int]]:

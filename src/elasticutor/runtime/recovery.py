@@ -15,7 +15,6 @@ epoch committed in between is `core.patience`'s to say.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,17 +22,13 @@ from elasticutor.core import coordinator as co
 from elasticutor.core import events as ev
 from elasticutor.core.ids import Attempt, NodeId, Peer, TaskId
 from elasticutor.core.patience import Patience
-from elasticutor.core.placement import Placement, place
+from elasticutor.core.placement import Placement, make_up, rehouse
 from elasticutor.runtime import messages as say
 from elasticutor.runtime.attendance import Attendance
 from elasticutor.runtime.epochs import Epochs
 
 if TYPE_CHECKING:
     from elasticutor.runtime.supervisor import Supervisor
-
-
-_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 5.0
-"""Before a successor is started, when there was more than one loss since the last epoch."""
 
 
 class Recovery:
@@ -209,9 +204,7 @@ class Recovery:
     def _replace(self, who: Peer, reason: str) -> None:
         self._note(reason)
         self._attendance.lose(who)
-        # What fails again at once fails for a reason that may pass: the more, the longer the pause.
-        again = self._patience.failures - 1
-        pause_s = min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** min(again, 16)) if again > 0 else 0.0
+        pause_s = self._patience.pause_s
         self._absent[who] = time.monotonic() + pause_s + self._patience_s
         if pause_s:
             life = self._attendance.lives[who]
@@ -229,37 +222,24 @@ class Recovery:
 
     def _house(self, who: Peer) -> None:
         """Start an executor where it was, if that is still there, and elsewhere otherwise."""
-        supervisor, placements = self._supervisor, self._attendance.placements
-        nodes = supervisor.nodes
-        if not nodes:
+        home, cores = self._attendance.placements[who].node, self._supervisor.cores[who]
+        free = self._free_cores()
+        free |= {node: free[node] + n for node, n in cores.items() if node in free}
+        found = rehouse(Placement(home, cores), self._targets[who], free, who)
+        if found is None:
             self._homeless.add(who)
             return
         self._homeless.discard(who)
-        placed = placements[who]
-        cores = {n: k for n, k in supervisor.cores[who].items() if n in nodes and k}
-        if placed.node not in nodes or not cores:
-            supervisor.cores[who] = {}
-            found = place([(who, self._targets[who])], self._free_cores(), share=True)[who]
-            home = placed.node if placed.node in nodes else found.node
-            placed, cores = Placement(home, found.cores), dict(found.cores)
-        supervisor.cores[who] = cores
-        placements[who] = Placement(placed.node, cores)
+        self._supervisor.cores[who] = dict(found.cores)
+        self._attendance.placements[who] = found
         self._attendance.start_executor(who)
 
     def _make_up(self, who: Peer) -> None:
         """Let an executor that has lost cores have others, as far as there are any."""
-        supervisor = self._supervisor
-        cores = Counter({n: k for n, k in supervisor.cores[who].items() if n in supervisor.nodes})
-        free = Counter({node: max(0, k) for node, k in self._free_cores().items()})
-        while cores.total() < self._targets[who] and free.total():
-            node = max(sorted(free), key=lambda name: free[name])
-            cores[node] += 1
-            free[node] -= 1
-        if not cores.total() and supervisor.nodes:  # shared, then: nobody goes without
-            home = self._attendance.placements[who].node
-            cores[home if home in supervisor.nodes else min(supervisor.nodes)] += 1
-        if dict(cores) != supervisor.cores[who]:
-            supervisor.set_cores(who, dict(cores))
+        home, cores = self._attendance.placements[who].node, self._supervisor.cores[who]
+        found = make_up(Placement(home, cores), self._targets[who], self._free_cores())
+        if found and found != cores:
+            self._supervisor.set_cores(who, found)
 
     def registered(self, who: Peer) -> None:
         """A participant is up; when all are, everybody begins again."""

@@ -30,6 +30,7 @@ from elasticutor.runtime.batch_driver import BatchDriver
 from elasticutor.runtime.blueprint import Blueprint
 from elasticutor.runtime.channels import Endpoint
 from elasticutor.runtime.chronicle import REPORTS, note_report, note_staff
+from elasticutor.runtime.draining import Draining
 from elasticutor.runtime.ending import Ending
 from elasticutor.runtime.epochs import Epochs
 from elasticutor.runtime.failures import described_end
@@ -91,12 +92,8 @@ class Supervisor:
         self.executors = self._attendance.executors
         self.sources = self._attendance.sources
         self.pids = self._attendance.pids
-        self._exhausted: set[Peer] = set()
-        self._restless: set[Peer] = set()
-        self._rest_by = math.inf
+        self._draining = Draining(self._attendance, terms.patience_s)
         self._patience_s = terms.patience_s
-        self._asked_to_stop = False
-        self._was_drained = False
         self._ending = Ending(hub, run, self._attendance)
         self._callbacks: list[Callable[[], None]] = []
         self.sinks = self._attendance.sinks
@@ -111,7 +108,6 @@ class Supervisor:
             restart_hosts=lambda numbers: restart_hosts(self, numbers),
         )
         self.leads = Leads(self, self._send, hub.send_node)
-        self._drains = False  # as soon as no shard is on the move between executors
 
     # Starting
 
@@ -161,9 +157,8 @@ class Supervisor:
 
     def attempt_begun(self, attempt: Attempt, base: Epoch) -> None:
         """Everybody goes back to the base."""
-        self._exhausted.clear()
-        self._restless.clear()
-        if not self._asked_to_stop:
+        self._draining.begin_anew()
+        if not self._draining.asked:
             self.epochs.go_on()
         self.answers.begin(attempt)
 
@@ -186,10 +181,9 @@ class Supervisor:
                 seconds=round(seconds, 6),
                 reason=reason,
             )
-        if self._asked_to_stop:
+        if self._draining.asked:
             self._set_phase(RunPhase.DRAINING)
-            for source in self.sources:
-                self._send(source, say.Drain())
+            self._draining.stop_sources()
         else:
             self._set_phase(RunPhase.RUNNING)
 
@@ -277,8 +271,8 @@ class Supervisor:
 
     def round_over(self) -> None:
         """No shard of some operator is on the move any more."""
-        if self._drains:
-            self._drains = False
+        if self._draining.put_off:
+            self._draining.put_off = False
             self._drain()
 
     def fail_for(self, who: str, reason: str) -> None:
@@ -361,25 +355,22 @@ class Supervisor:
 
     def drain(self) -> None:
         """Let the sources stop, and everything that they have sent be processed."""
-        self._asked_to_stop = True
+        self._draining.asked = True
         self._drain()
 
     def _drain(self) -> None:
         if self.leads.busy:
-            self._drains = True  # a paused source cannot end an epoch: the round ends first
+            self._draining.put_off = True  # a paused source cannot end an epoch
         elif self.phase is RunPhase.RUNNING:
             self._set_phase(RunPhase.DRAINING)
-            for source in self.sources:
-                self._send(source, say.Drain())
+            self._draining.stop_sources()
             self.epochs.end_last()
-        elif self._asked_to_stop and self.phase in (RunPhase.STARTING, RunPhase.RECOVERING):
+        elif self._draining.asked and self.phase in (RunPhase.STARTING, RunPhase.RECOVERING):
             self.epochs.end_last()
 
     def _on_exhausted(self, message: say.Exhausted) -> None:
-        if message.attempt == self.epochs.attempt:
-            self._exhausted.add(message.who)
-            if self._exhausted == set(self.sources):
-                self._drain()
+        if message.attempt == self.epochs.attempt and self._draining.exhausted(message.who):
+            self._drain()
 
     def _come_to_rest(self) -> None:
         """Everything is processed; before state is read, the last shard must have arrived."""
@@ -389,22 +380,16 @@ class Supervisor:
             return
         # Until the sinks have published the last epoch, one that is lost is worth replacing.
         executors = () if self.ends_by_itself else self.executors
-        self._restless = {*executors, *self._attendance.sinks}
-        self._rest_by = time.monotonic() + self._patience_s
-        for who in self._restless:
-            self._send(who, say.Rest())
+        self._draining.rest((*executors, *self.sinks))
 
     def _on_rested(self, who: Peer) -> None:
-        if who not in self._restless or self.phase is not RunPhase.DRAINING:
-            return  # it rests on account of a drain that came to nothing
-        self._restless.discard(who)
-        if not self._restless:
+        if self.phase is RunPhase.DRAINING and self._draining.rested(who):
             self._drained()
             if self.ends_by_itself:
                 self.end()
 
     def _drained(self) -> None:
-        self._was_drained = True
+        self._draining.done = True
         self.journal.write("run drained", run=self.run, seconds=self._age())
         self._set_phase(RunPhase.DRAINED)
 
@@ -414,7 +399,7 @@ class Supervisor:
             return
         self._set_phase(RunPhase.ENDING)
         self.epochs.stop()
-        self._ending.begin(publishing=self._was_drained and self.epochs.durable)
+        self._ending.begin(publishing=self._draining.done and self.epochs.durable)
         self._try_to_close()
 
     def fail(self, error: Exception) -> None:
@@ -433,7 +418,7 @@ class Supervisor:
                 attempt = self.epochs.attempt
                 self.recovery.failed(Peer(who), attempt, f"{message.who}: {error}")
             return  # otherwise the process that says so ends, and that is what counts
-        if self.phase is RunPhase.ENDING and self._was_drained and self.error is None:
+        if self.phase is RunPhase.ENDING and self._draining.done and self.error is None:
             # A sink that cannot close has lost what it had kept: that is no success.
             self.error = error
             self.journal.write("failure", run=self.run, reason=str(error))
@@ -525,12 +510,10 @@ class Supervisor:
             self.recovery.tick(now)
         if self.phase not in OVER:
             self.epochs.tick(now, self.recovery.under_way)
-        if self.phase is RunPhase.DRAINING and self._restless and now > self._rest_by:
-            self._rest_by = math.inf
-            missing = sorted(self._restless)
+        if self.phase is RunPhase.DRAINING and (missing := self._draining.overdue(now)):
             self.too_late(missing, f"not at rest within {self._patience_s:g} s: {missing}")
         if self.phase is RunPhase.RUNNING:
-            self.leads.tick(may_begin=not self._drains)
+            self.leads.tick(may_begin=not self._draining.put_off)
         if self.phase is RunPhase.STARTING and now > self._start_by:
             self.fail(RunError("run", "start in time", f"did not start in time: {self.missing()}"))
         if self.phase is RunPhase.ENDING and (silent := self._ending.overdue(now)):
