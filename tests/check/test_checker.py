@@ -60,6 +60,7 @@ def test_no_seed_goes_wrong(two_hundred: CheckResult) -> None:
         ("late_tasks", 40),
         ("lost_feeders", 20),
         ("lost_outputs", 20),
+        ("lost_outputs_of_jobs", 10),
         ("stages_in_part", 20),
         ("used_twice", 20),
         ("skipped_batches", 3),
@@ -142,8 +143,8 @@ def test_a_bug_put_in_by_hand_is_found_within_300_seeds(mutant: Mutant) -> None:
 
 
 @pytest.mark.parametrize("mutant", FENCING, ids=lambda mutant: mutant.name)
-def test_a_hole_in_a_fence_is_found_within_a_few_dozen_seeds(mutant: Mutant) -> None:
-    assert mutant.found_after(60) is not None
+def test_a_hole_in_a_fence_is_found_within_150_seeds(mutant: Mutant) -> None:
+    assert mutant.found_after(150) is not None
 
 
 def test_there_are_eight_essential_mutants() -> None:

@@ -449,6 +449,76 @@ def test_it_tells_whom_everybody_waits_for() -> None:
     assert query.batches.missing() == EXECUTORS
 
 
+# A second stage in one execution, when the first is done ------------------------------------------
+
+
+def finished(output: int | None = 77) -> Query:
+    """A batch that is complete, and whose stage's output is for an exchange."""
+    query = Query()
+    query.arrive(a_task())
+    query.tell(ba.StageCounted(1, 1, 1, 1, output))
+    query.ready()
+    assert refusals([*query.done(a_task()), *query.prepare(), *query.durable()]) == []
+    return query
+
+
+def counted_as(output: int | None) -> ba.StageCounted:
+    return ba.StageCounted(1, 2, 1, 2, output)
+
+
+def test_a_stage_that_makes_lost_output_anew_is_refused_and_running_the_batch_again_helps() -> None:
+    query = finished()
+    assert query.arrive(a_task(stage=2)) == [ba.CountTasks(1, 2)]
+    assert query.arrive(a_task(1, stage=2)) == []
+    told = refusals(query.tell(counted_as(77)))
+    assert [refused.task for refused in told] == [a_task(stage=2), a_task(1, stage=2)]
+    assert all(refused.again and "was lost" in refused.reason for refused in told)
+    assert query.batches.phase is BatchPhase.DURABLE
+    # And so it does.
+    assert len(admitted(query.run(a_task(execution=2, stage=3)))) == 1
+
+
+@pytest.mark.parametrize(("first", "second"), [(77, 78), (77, None), (None, 78), (None, None)])
+def test_a_second_use_is_refused_and_running_the_batch_again_would_not_help(
+    first: int | None, second: int | None
+) -> None:
+    query = finished(first)
+    query.arrive(a_task(stage=2))
+    [refused] = refusals(query.tell(counted_as(second)))
+    assert not refused.again
+    assert "used twice" in refused.reason
+
+
+def test_while_the_first_stage_has_tasks_a_second_one_can_only_be_a_second_use() -> None:
+    query = Query()
+    query.run(a_task(0), a_task(1))
+    query.done(a_task(0))
+    told = refusals(query.arrive(a_task(stage=2)))
+    assert [refused.task for refused in told] == [a_task(1), a_task(stage=2)]
+    assert not any(refused.again for refused in told)
+
+
+def test_who_waits_for_what_its_stage_is_for_is_not_forgotten() -> None:
+    query = finished()
+    query.arrive(a_task(stage=2))
+    assert query.batches.present == [a_task(stage=2)]
+    assert query.batches.waits()
+    assert "what stage 2 is for" in query.batches.waiting_for()
+    [refused] = refusals(query.batches.give_up("the size of stage 2 is not known"))
+    assert refused == ba.Refuse(a_task(stage=2), "the size of stage 2 is not known", True)
+    assert query.batches.present == []
+    assert not query.batches.waits()
+    with pytest.raises(StaleAttemptError):
+        query.tell(counted_as(77))
+
+
+def test_another_execution_refuses_those_in_doubt() -> None:
+    query = finished()
+    query.arrive(a_task(stage=2))
+    told = refusals(query.arrive(a_task(execution=2, stage=3)))
+    assert [refused.task for refused in told] == [a_task(stage=2)]
+
+
 def test_giving_up_twice_refuses_nobody_twice() -> None:
     query = Query()
     query.run(a_task())

@@ -39,6 +39,8 @@ class Stage:
     left: set[int] = field(default_factory=set)
     in_part: bool = False
     """Whether it was told to have fewer tasks than partitions."""
+    output: int = 0
+    """Which exchange its output is for."""
 
 
 @dataclass
@@ -107,6 +109,14 @@ class AnyOrder(RuleBasedStateMachine):
     def use_twice(self) -> None:
         self.add_stage(self.stage.epoch, self.stage.execution, self.stage.partitions)
 
+    @precondition(lambda self: len(self.stage.left) == self.stage.partitions)
+    @rule(tasks=st.integers(1, 3))
+    def make_lost_output_anew(self, tasks: int) -> None:
+        before = self.stage
+        self.add_stage(before.epoch, before.execution, before.partitions)
+        self.stage.tasks = min(tasks, before.partitions)
+        self.stage.output = before.output
+
     @precondition(lambda self: self.stage.partitions > 1)
     @rule()
     def lose_outputs(self) -> None:
@@ -137,7 +147,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     def add_stage(self, epoch: Epoch, execution: int, partitions: int) -> None:
         number = len(self.stages)
-        self.stages.append(Stage(epoch, execution, number, partitions, partitions))
+        self.stages.append(Stage(epoch, execution, number, partitions, partitions, output=number))
 
     def start(self, stage: Stage, partition: int) -> None:
         self.numbers += 1
@@ -289,8 +299,8 @@ class AnyOrder(RuleBasedStateMachine):
             case "count", ba.CountTasks(execution, number):
                 stage = self.stages[number]
                 stage.in_part |= stage.tasks < stage.partitions
-                counted = ba.StageCounted(execution, number, stage.tasks, stage.partitions)
-                self.tell(counted)
+                known = stage.tasks, stage.partitions, stage.output
+                self.tell(ba.StageCounted(execution, number, *known))
             case "begin", ba.BeginBatch(who, attempt, _, epoch, _, upstreams):
                 if attempt > self.executors[who].attempt:
                     self.executors[who] = Executor(attempt, epoch, upstreams)

@@ -104,7 +104,7 @@ class Engine:
             self.before_start()
             return cluster.host(
                 plan,
-                count=lambda _: self.size,
+                count=lambda _: (*self.size, None),
                 checkpoint=None if seen is None else str(checkpoint),
                 owner="" if seen is None else f"query {seen.id}",
                 below=epoch,

@@ -6,8 +6,9 @@ comes to what a fold over the whole input comes to.
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from elasticutor import Cluster, Run, elastic
 from elasticutor.runtime.batch_driver import BatchDriver
 from elasticutor.runtime.batch_errors import BatchError
 from elasticutor.runtime.ingress import Station
+from elasticutor.spark.supervising import is_lost
 
 STATELESS_AQE = "spark.sql.adaptive.streaming.stateless.enabled"
 
@@ -401,6 +403,36 @@ def test_a_stage_of_which_a_part_is_run_again_is_refused(files: Files, tmp_path:
     with pytest.raises(StreamingQueryException, match=r"is run a second time|run in part only"):
         ended(query)
     files.run(elastic(files.stream().repartition(12), Tally(), key="k"), "right")
+    require_tally(files.out("right"), files.given)
+    files.require_state()
+
+
+def test_output_that_is_lost_when_its_stage_is_done_ends_the_query_and_it_can_be_started_again(
+    files: Files, tmp_path: Path, spark: SparkSession
+) -> None:
+    """Spark makes it anew under another number, as it does with a second use of the DataFrame."""
+    files.give(90)
+    disk, lost = Path(os.environ["SPARK_LOCAL_DIRS"]), tmp_path / "lost"
+
+    def lose(batches: Iterable[Any]) -> Iterator[Any]:
+        if not lost.exists():
+            lost.touch()
+            for path in disk.rglob("shuffle_*"):
+                path.unlink(missing_ok=True)
+        yield from batches
+
+    partitions = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", 4)  # one more than there are slots
+    try:
+        tally = files.tally()
+        with pytest.raises(
+            StreamingQueryException, match=r"output of the stage .* was lost"
+        ) as seen:
+            files.run(tally.mapInArrow(lose, tally.schema), "wrong")
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
+    assert is_lost(str(seen.value))
+    files.run(files.tally(), "right")
     require_tally(files.out("right"), files.given)
     files.require_state()
 

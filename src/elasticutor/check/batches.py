@@ -51,6 +51,8 @@ class Stage:
     """By partition."""
     refusable: bool = False
     """Whether it must not come to its end."""
+    output: int = -1
+    """The stage that its output is of: its own number, unless it makes lost output anew."""
 
     @property
     def complete(self) -> bool:
@@ -280,12 +282,12 @@ class BatchRun(Run):
 
     # Stages
 
-    def count(self, stage: int) -> tuple[int, int] | None:
-        """How many tasks a stage runs, and of how many partitions it is; None if it is gone."""
+    def count(self, stage: int) -> tuple[int, int, int] | None:
+        """Tasks that a stage runs, its partitions, and what its output is for; None: it is gone."""
         found = self._stages[stage] if stage < len(self._stages) else None
         if found is None or found.turn != self._turn:
             return None
-        return found.tasks, len(found.parts)
+        return found.tasks, len(found.parts), found.output
 
     def _begin_stage(self, place: int, rows: Iterable[Row]) -> None:
         operator, habits = self._operators[place], self._habits
@@ -309,6 +311,7 @@ class BatchRun(Run):
         slots = self.rng.randint(1, len(parts))
         number = len(self._stages)
         stage = Stage(operator, number, self._executions, self._turn, parts, slots, len(parts))
+        stage.output = number
         stage.waiting.extend(range(len(parts)))
         self._stages.append(stage)
         return stage
@@ -325,10 +328,19 @@ class BatchRun(Run):
             self._end_execution(rows)
 
     def _lose_outputs(self, stage: Stage) -> None:
-        """Shuffle files are gone: the stage is run again, for those partitions."""
+        """Shuffle files are gone: the stage is run again, for those partitions.
+
+        Under another number, if the job is over that it was of.
+        """
         lost = sorted(self.rng.sample(range(len(stage.parts)), self.rng.randint(1, stage.slots)))
         self.oracle.counts["lost_outputs"] += 1
         self.note("fault", f"lose the outputs of stage {stage.number}: {lost}")
+        if self.rng.random() < 0.5:
+            self.oracle.counts["lost_outputs_of_jobs"] += 1
+            before, stage = stage, self._add_stage(stage.operator, stage.parts)
+            stage.output, stage.outputs = before.output, dict(before.outputs)
+            stage.waiting.clear()
+            self._stage = stage
         for part in lost:
             del stage.outputs[part]
         stage.tasks = len(lost)
@@ -379,6 +391,8 @@ class BatchRun(Run):
     def _ended(self, stage: Stage, feeder: Feeder, order: ba.Leave | ba.Refuse) -> None:
         if isinstance(order, ba.Refuse):
             self.oracle.counts["refused_feeders"] += 1
+            if not order.again and stage.output != stage.number and "used twice" in order.reason:
+                self.oracle.violate(f"fence: lost output was taken for a second use: {order}")
             self._task_failed(stage, feeder, order.reason)
             return
         stage.running.pop(feeder.task.task, None)

@@ -29,8 +29,8 @@ _GONE_ON = "the run that the stage has begun with is over, and what its other ta
 class Counts(Protocol):
     """Knows the stages."""
 
-    def count(self, stage: int) -> tuple[int, int] | None:
-        """How many tasks a stage runs, and of how many partitions it is; None if it is gone."""
+    def count(self, stage: int) -> tuple[int, int, int] | None:
+        """Tasks that a stage runs, its partitions, and what its output is for; None: it is gone."""
 
 
 class Desk:
@@ -131,9 +131,10 @@ class Desk:
 
     def _give_up(self, reason: str) -> None:
         batches = self._batches
-        if batches is None or batches.idle:
+        if batches is None:
             return
-        self._run.abort(reason)
+        if not batches.idle:
+            self._run.abort(reason)
         for order in batches.give_up(reason):
             self._enact(order)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -220,6 +220,14 @@ def _stage_in_part_accepted(self: Batches, event: ba.StageCounted) -> list[ba.Ba
     return _BATCHES_ON_COUNTED(self, whole)
 
 
+def _lost_output_is_a_second_use(self: Batches, event: ba.StageCounted) -> list[ba.BatchOrder]:
+    return _BATCHES_ON_COUNTED(self, replace(event, output=None))
+
+
+def _second_use_goes_on(self: Batches, current: Any, task: ba.Ingress) -> list[ba.BatchOrder]:
+    return self._on_new(task)
+
+
 def _last_task_leaves_too_early(
     self: Batches, who: Peer, attempt: Attempt, epoch: Epoch, notes: Any
 ) -> list[ba.BatchOrder]:
@@ -337,6 +345,11 @@ FENCING = (
         _method(Batches, "_on_arrived", _superseded_task_admitted),
     ),
     Mutant("stage in part accepted", _method(Batches, "_on_counted", _stage_in_part_accepted)),
+    Mutant(
+        "lost output taken for a second use",
+        _method(Batches, "_on_counted", _lost_output_is_a_second_use),
+    ),
+    Mutant("second use goes on", _method(Batches, "_on_second", _second_use_goes_on)),
     Mutant("batch skipped", _method(Batches, "_miss", _batch_skipped)),
     Mutant("batch of a lost run skipped", _method(Batches, "owe", lambda self, epoch: None)),
     Mutant(

@@ -42,6 +42,8 @@ class StageCounted:
     stage: int
     tasks: int
     partitions: int
+    output: int | None = None
+    """Of which exchange its output is; the same for a stage that makes lost output anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ BatchEvent = (
 
 @dataclass(frozen=True, slots=True)
 class CountTasks:
-    """Find out how many tasks a stage has."""
+    """Find out how many tasks a stage has, and what its output is for."""
 
     execution: int
     stage: int

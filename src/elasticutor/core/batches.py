@@ -13,8 +13,9 @@ no batch ──a task arrives──▶ counting ──▶ beginning ──all re
 - The tasks of one stage of one execution of one batch are one *attempt*. How many they are must be
   known before the first may send, since an epoch ends when all have.
 - A later execution of the same batch goes back to the state before it, and begins anew.
-- A second stage in one execution means that a plan has the operator twice, and a second task for a
-  partition that what the first has sent is half applied: both are refused, never guessed at.
+- A second stage in one execution means that a plan has the operator twice, or that output was lost
+  which others still need; a second task for a partition, that what the first has sent is half
+  applied. All are refused, never guessed at; but only the first would be refused again and again.
 - The last task may only leave when the epoch is durable, so that nobody can commit the batch before
   it is. That it was committed is known when a later batch begins.
 - Numbers of batches may have gaps: an operator without input is not called at all.
@@ -117,6 +118,10 @@ class _Try:
     reason: str = ""
     again: bool = True
     """Whether running the batch again would help, if it was given up."""
+    output: int | None = None
+    """What the stage's output is for, if that is known."""
+    doubtful: dict[int, list[Ingress]] = field(default_factory=dict)
+    """Tasks of further stages of the execution, by stage, until it is known what they are for."""
 
     @property
     def identity(self) -> tuple[int, int, int]:
@@ -206,7 +211,8 @@ class Batches:
         current = self._try
         if current is None or current.phase is BatchPhase.ABORTED:
             return []
-        return [task for part, task in current.arrived.items() if part not in current.left]
+        here = [task for part, task in current.arrived.items() if part not in current.left]
+        return [*here, *(task for tasks in current.doubtful.values() for task in tasks)]
 
     @property
     def idle(self) -> bool:
@@ -232,6 +238,8 @@ class Batches:
             return False
         if current.phase is BatchPhase.RUNNING:
             return current.last is not None
+        if current.doubtful:
+            return True
         return current.phase not in (BatchPhase.DURABLE, BatchPhase.ABORTED)
 
     def waiting_for(self) -> list[str]:
@@ -241,6 +249,7 @@ class Batches:
             return ["the first batch"]
         words = [f"batch {current.epoch - 1}, attempt {current.attempt}: {current.phase.value}"]
         words += [f"answer of {', '.join(self.missing())}"] * bool(self.missing())
+        words += [f"what stage {stage} is for" for stage in current.doubtful]
         here, left = len(current.arrived), len(current.left)
         return [*words, f"{here} of {current.counted} tasks have arrived, {left} have left"]
 
@@ -292,10 +301,12 @@ class Batches:
     def give_up(self, reason: str, *, again: bool = True) -> list[BatchOrder]:
         """Something is lost, or has failed: no task that is here can go on."""
         current = self._try
-        if current is None or current.complete or current.phase is BatchPhase.ABORTED:
+        if current is None:
             return []
         orders: list[BatchOrder] = [Refuse(task, reason, again) for task in self.present]
-        current.phase, current.reason, current.again = BatchPhase.ABORTED, reason, again
+        current.doubtful.clear()
+        if not current.complete and current.phase is not BatchPhase.ABORTED:
+            current.phase, current.reason, current.again = BatchPhase.ABORTED, reason, again
         return orders
 
     # Tasks
@@ -311,7 +322,7 @@ class Batches:
         if (task.epoch, task.execution, task.stage) == current.identity:
             return self._on_one_of_many(current, task)
         if task.epoch == current.epoch and task.execution == current.execution and self._keeps:
-            return [*self.give_up(_TWICE, again=False), Refuse(task, _TWICE, False)]
+            return self._on_second(current, task)
         # Executions may be within one another, but stages are numbered as they begin.
         if task.epoch < current.epoch or task.stage <= current.stage:
             reason = f"a task of batch {task.epoch - 1} comes too late: another try has begun"
@@ -393,15 +404,32 @@ class Batches:
             return [Admit(task, current.attempt, current.upstream(task.partition))]
         return []
 
+    def _on_second(self, current: _Try, task: Ingress) -> list[BatchOrder]:
+        """A task of another stage of the execution."""
+        if not current.complete:  # then nothing of it can have been lost yet
+            return [*self.give_up(_TWICE, again=False), Refuse(task, _TWICE, False)]
+        waiting = current.doubtful.setdefault(task.stage, [])
+        waiting.append(task)
+        return [CountTasks(task.execution, task.stage)] if len(waiting) == 1 else []
+
+    def _on_second_counted(self, current: _Try, event: StageCounted) -> list[BatchOrder]:
+        again = event.output is not None and event.output == current.output
+        reason = _LOST if again else _TWICE
+        return [Refuse(task, reason, again) for task in current.doubtful.pop(event.stage)]
+
     def _on_counted(self, event: StageCounted) -> list[BatchOrder]:
         current = self._try
-        if current is None or (event.execution, event.stage) != (current.execution, current.stage):
+        if current is None or event.execution != current.execution:
+            raise StaleAttemptError("stage", "be of the current attempt", event)
+        if event.stage in current.doubtful:
+            return self._on_second_counted(current, event)
+        if event.stage != current.stage:
             raise StaleAttemptError("stage", "be of the current attempt", event)
         if current.counted or current.phase is not BatchPhase.COUNTING:
             return []
         if event.tasks < 1 or event.partitions < 1:
             raise BadValueError("stage", "have tasks and partitions", event)
-        current.counted = event.partitions
+        current.counted, current.output = event.partitions, event.output
         if event.tasks != event.partitions or any(p >= event.partitions for p in current.arrived):
             return self.give_up(_IN_PART)
         return self._try_to_begin()
@@ -495,8 +523,11 @@ _TWICE = (
     "the same elastic DataFrame is used twice in one execution (as in a union of it with itself, "
     "filtered), and both uses would be applied to the same state. Use it once: write it and read "
     "it back, or persist() it in foreachBatch before it is used twice. (In foreachBatch, .rdd and "
-    "foreachPartition belong to one execution as well. If it is used once, Spark has lost its "
-    "output and run its stage again: then start the query again from its checkpoint.)"
+    "foreachPartition belong to one execution as well.)"
+)
+_LOST = (
+    "output of the stage that feeds the operators was lost (a shuffle file, or a whole Spark "
+    "executor), and Spark runs the stage again; its rows are in the state already"
 )
 _IN_PART = (
     "the stage that feeds the operators is run in part only, since some of its output was lost "

@@ -43,7 +43,8 @@ class BatchDriver:
     Args:
         hub: Whose thread.
         supervisor: Of the run.
-        count: Says how many tasks a stage runs, and of how many partitions its data is.
+        count: Says how many tasks a stage runs, of how many partitions its data is, and which
+            exchange its output is for.
         checkpoint: Where epochs become durable; None: nowhere, and every execution begins anew.
         tempo: How often things are done, and how long an answer may take.
         credit_bytes: What everybody may send before more is granted.
@@ -56,7 +57,7 @@ class BatchDriver:
         self,
         hub: Hub,
         supervisor: Supervisor,
-        count: Callable[[int], tuple[int, int]],
+        count: Callable[[int], tuple[int, int, int | None]],
         checkpoint: Checkpoint | None,
         tempo: Tempo,
         credit_bytes: int,
@@ -160,8 +161,9 @@ class BatchDriver:
     def _enact(self, order: ba.BatchOrder) -> None:
         match order:
             case ba.CountTasks():
-                self._began_at = time.monotonic()
-                self.reporter.begin()
+                if self.batches.phase is ba.BatchPhase.COUNTING:  # not what is only looked into
+                    self._began_at = time.monotonic()
+                    self.reporter.begin()
                 name = f"size of stage {order.stage}"
                 asking = threading.Thread(target=self._find_out, args=(order,), name=name)
                 asking.daemon = True
@@ -195,12 +197,12 @@ class BatchDriver:
 
     def _find_out(self, order: ba.CountTasks) -> None:
         try:
-            tasks, partitions = self._count(order.stage)
+            found = self._count(order.stage)
         except Exception as error:
             words = f"the size of stage {order.stage} is not known: {error}"
             self._hub.post(lambda: self._give_up(words))
             return
-        counted = ba.StageCounted(order.execution, order.stage, tasks, partitions)
+        counted = ba.StageCounted(order.execution, order.stage, *found)
         self._hub.post(lambda: self._decide(counted))
 
     def _give_up(self, reason: str) -> None:

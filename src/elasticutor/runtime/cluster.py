@@ -289,7 +289,7 @@ class BaseCluster(ABC):
         self,
         plan: Plan,
         *,
-        count: Callable[[int], tuple[int, int]],
+        count: Callable[[int], tuple[int, int, int | None]],
         checkpoint: str | None = None,
         owner: str = "",
         below: int = 1,

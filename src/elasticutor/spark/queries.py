@@ -31,6 +31,7 @@ class SparkWays:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._context = spark.sparkContext
+        self._stages: Any = None  # the scheduler's table of them: every step to it is a round trip
 
     def query(self, query: str) -> QuerySeen | None:
         """A streaming query that is active; None if it is not."""
@@ -58,18 +59,23 @@ class SparkWays:
         """Whether a job is active that needs the stage."""
         return bool(self._stage(stage).isDefined())
 
-    def count(self, stage: int) -> tuple[int, int]:
-        """How many tasks a stage runs now, and of how many partitions its data is."""
+    def count(self, stage: int) -> tuple[int, int, int | None]:
+        """How many tasks a stage runs now, of how many partitions, and its exchange, if any."""
         for _ in range(_TRIES):  # the scheduler changes its tables while they are read
             found = self._stage(stage)
             if found.isDefined():
                 seen = found.get()
-                return int(seen.latestInfo().numTasks()), int(seen.numPartitions())
+                info = seen.latestInfo()
+                exchange = info.shuffleDepId()
+                output = int(exchange.get()) if exchange.isDefined() else None
+                return int(info.numTasks()), int(seen.numPartitions()), output
             time.sleep(_PAUSE_S)
         raise BadValueError("stage", "be one that Spark runs", stage)
 
     def _stage(self, stage: int) -> Any:
-        return self._context._jsc.sc().dagScheduler().stageIdToStage().get(stage)
+        if self._stages is None:
+            self._stages = self._context._jsc.sc().dagScheduler().stageIdToStage()
+        return self._stages.get(stage)
 
 
 def plain_uri(uri: str) -> str:
