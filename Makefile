@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format picture clean
+.PHONY: help demo test quick check format picture clean
 
 help: ## print this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,6 +15,9 @@ demo: $(STAMP) ## cores that go where the load is, live on a local Spark, in abo
 
 test: $(STAMP) ## all tests and doctests
 	@$(BIN)/python -m pytest
+
+quick: $(STAMP) ## the tests that need neither Spark nor processes: a minute or two
+	@$(BIN)/python -m pytest --quiet tests/core tests/sim tests/state src/elasticutor/core
 
 check: $(STAMP) ## ruff, mypy --strict, codespell (doctests run with `make test` too)
 	@$(BIN)/ruff check .
