@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -36,6 +37,7 @@ from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.runtime.run import Run
 from elasticutor.sinks import Sink, Writer
 from elasticutor.sources import Generator, Source
+from elasticutor.state.checkpoint import Checkpoint
 from elasticutor.topology import Topology
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -259,13 +261,44 @@ def test_an_operator_that_raises_ends_the_run_and_mended_code_goes_on(
     run = submitted(nodes, tmp_path, chained(Picky()))
     with pytest.raises(OperatorError, match="a second"):
         run.wait(PATIENCE_S)
-    before = run.collected("out").num_rows
     again = submitted(nodes, tmp_path, chained())
     again.wait(PATIENCE_S)
-    assert before < 3_001  # none, if it came to that row before the first epoch
-    assert before + again.collected("out").num_rows == ROWS
+    # The last epoch may have become durable after all, when the run had failed.
+    wait_until(
+        lambda: run.collected("out").num_rows + again.collected("out").num_rows == ROWS,
+        "all rows, each in one of the runs",
+    )
+    assert run.collected("out").num_rows < 3_001
     _, state = folded(ROUND.table(0, 1, 0, ROWS))
     assert again.state("chain") == state
+    again.stop()
+
+
+def test_an_epoch_that_becomes_durable_when_its_run_has_failed_counts(
+    nodes: ProcessCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, failed, commit = threading.Event(), threading.Event(), Checkpoint.commit
+
+    def slowly(self: Checkpoint, *args: Any) -> Any:
+        begun.set()
+        assert failed.wait(PATIENCE_S)
+        return commit(self, *args)
+
+    monkeypatch.setattr(Checkpoint, "commit", slowly)
+    run = submitted(nodes, tmp_path, chained(source=ENDLESS), restarts=0)
+    assert begun.wait(PATIENCE_S)
+    kill(task_of(nodes, run))
+    with pytest.raises(RunError, match="SIGKILL"):
+        run.wait(PATIENCE_S)
+    assert run.collected("out").num_rows == 0
+    failed.set()
+    wait_until(lambda: committed(run) == 1, "its first epoch")
+    seen = run.collected("out").num_rows
+    again = submitted(nodes, tmp_path, chained(source=ENDLESS))
+    wait_until(lambda: committed(again) >= 1, "an epoch")
+    again.drain()
+    rows = seen + again.collected("out").num_rows
+    assert again.state("chain") == folded(ENDLESS.table(0, 1, 0, rows))[1]
     again.stop()
 
 

@@ -241,13 +241,16 @@ class EpochDriver:
         self._clerk.commit(order, files, notes, lambda error: self._written(order, error))
 
     def _written(self, order: co.WriteManifest, error: Exception | None) -> None:
+        seconds = time.monotonic() - self._began_at
         if self._closed:
-            return  # the run has ended; whoever goes on from here finds the manifest
+            # The run has ended, but whoever goes on from here finds the manifest.
+            if error is None and self.durable:
+                self._watcher.epoch_committed(order.epoch, seconds, self._bytes)
+            return
         if error is not None:
             self._watcher.storage_failed(error)
             return
         orders = self.coordinator.handle(co.ManifestWritten(order.epoch))
-        seconds = time.monotonic() - self._began_at
         self._watcher.epoch_committed(order.epoch, seconds, self._bytes)
         for source in self._sources:
             self._send(source, co.CommitEpoch(source, order.attempt, order.epoch))
