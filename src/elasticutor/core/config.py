@@ -115,7 +115,7 @@ chunk takes two. So chunks and windows are twice as large as the core would have
 there is a backlog are they ever full.
 """
 
-BATCHES = ExecutorConfig(outputs="return", chunk_s=0.02, window_s=0.06)
+BATCHES = ExecutorConfig(outputs="return", chunk_s=0.05, window_s=0.1)
 """What executors are given that a query feeds batch by batch.
 
 Nobody sees an output before its batch is done, so chunks may be larger, and a task should never
