@@ -512,6 +512,36 @@ def test_who_waits_for_what_its_stage_is_for_is_not_forgotten() -> None:
         query.tell(counted_as(77))
 
 
+def test_what_a_stage_is_for_is_asked_once() -> None:
+    query = finished()
+    query.arrive(a_task(stage=2))
+    [first] = query.tell(counted_as(77))
+    [second] = query.arrive(a_task(1, stage=2))
+    assert isinstance(first, ba.Refuse)
+    assert second == ba.Refuse(a_task(1, stage=2), first.reason, True)
+
+
+def test_a_stage_that_cannot_be_looked_into_takes_nobody_else_along() -> None:
+    query = finished()
+    query.arrive(a_task(stage=2))
+    asked = ba.CountTasks(1, 2)
+    assert query.batches.cannot_count(asked, "gone") == [ba.Refuse(a_task(stage=2), "gone", True)]
+    assert query.batches.phase is BatchPhase.DURABLE
+    query.run(a_task(execution=2, stage=3))
+    assert query.batches.cannot_count(asked, "gone") == []
+    assert query.batches.cannot_count(ba.CountTasks(2, 3), "gone") == []  # it is known already
+    assert query.batches.present == [a_task(execution=2, stage=3)]
+
+
+def test_a_first_stage_that_cannot_be_counted_is_given_up() -> None:
+    query = Query()
+    query.arrive(a_task())
+    orders = query.batches.cannot_count(ba.CountTasks(1, 1), "gone")
+    assert orders == [ba.Refuse(a_task(), "gone", True)]
+    assert query.batches.phase is BatchPhase.ABORTED
+    assert Query().batches.cannot_count(ba.CountTasks(1, 1), "gone") == []
+
+
 def test_another_execution_refuses_those_in_doubt() -> None:
     query = finished()
     query.arrive(a_task(stage=2))

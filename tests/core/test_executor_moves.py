@@ -322,6 +322,21 @@ def test_labels_do_not_wait_while_much_of_the_epoch_is_still_to_be_handed_out() 
     rig.complete()
 
 
+def test_labels_that_wait_are_sent_when_what_is_left_turns_out_to_be_dear() -> None:
+    rig = placed(config=WINDOW_OF_TWO, row_s={0: 1e-6, 1: 5.0})
+    rig.send(U, [0, 1] + [1] * 20)
+    rig.mark()
+    rig.answer(do.Dispatch, times=1)
+    assert rig.ask(S0, T1) == []
+    assert [move.phase for move in rig.executor.moves] == [MovePhase.WAITING]
+    assert rig.executor.overdue(now=rig.now + 1000.0, patience_s=60.0) == []
+    out = rig.answer(do.Dispatch, times=1)
+    assert of(do.SendLabel, out) == [do.SendLabel(T0, move_of(rig, S0), S0)]
+    rig.settle()
+    assert rig.owner(S0) == T1
+    rig.complete()
+
+
 def test_tuples_of_the_next_epoch_do_not_slip_in_behind_a_label_that_had_to_wait() -> None:
     rig = placed(upstreams=(U, V))
     rig.mark(U)

@@ -341,7 +341,7 @@ def test_when_all_nodes_are_lost_at_once_others_take_their_places(
     kill(int(nodes._hosts[0].pid or 0))
     wait_until(lambda: run.events("recovered"), "another attempt")
     require_fold_of_what_came(run)
-    assert sorted(nodes.nodes) == ["n0g1", "n1g1"]
+    wait_until(lambda: sorted(nodes.nodes) == ["n0g1", "n1g1"], "both nodes")
     run.stop()
 
 

@@ -416,9 +416,9 @@ def test_output_that_is_lost_when_its_stage_is_done_ends_the_query_and_it_can_be
 
     def lose(batches: Iterable[Any]) -> Iterator[Any]:
         if not lost.exists():
-            lost.touch()
             for path in disk.rglob("shuffle_*"):
                 path.unlink(missing_ok=True)
+            lost.touch()
         yield from batches
 
     partitions = spark.conf.get("spark.sql.shuffle.partitions")

@@ -86,6 +86,7 @@ class BatchRun(Run):
         self._stages: list[Stage] = []
         self._stage: Stage | None = None
         self._skipped: tuple[int, Epoch] | None = None  # a batch that was not run to its end
+        self._used_twice: set[int] = set()  # executions with a second stage
         self._published_until = 0
         self._last_published: dict[int, list[Row]] = {}
 
@@ -159,6 +160,7 @@ class BatchRun(Run):
             desk.forget_stages()
         self._lives += 1
         self._executions = self._tasks = 0
+        self._used_twice.clear()
         self._stages.clear()
 
     def fail_something(self) -> None:
@@ -303,6 +305,7 @@ class BatchRun(Run):
         self._launch(stage)
         if self.rng.random() < habits.twice:
             self.oracle.counts["used_twice"] += 1
+            self._used_twice.add(stage.execution)
             stage.refusable = True
             other = self._add_stage(operator, parts)
             self.kernel.after(self.rng.uniform(0.0, 0.02), self._launch, other)
@@ -391,7 +394,8 @@ class BatchRun(Run):
     def _ended(self, stage: Stage, feeder: Feeder, order: ba.Leave | ba.Refuse) -> None:
         if isinstance(order, ba.Refuse):
             self.oracle.counts["refused_feeders"] += 1
-            if not order.again and stage.output != stage.number and "used twice" in order.reason:
+            anew = stage.output != stage.number and stage.execution not in self._used_twice
+            if anew and not order.again and "used twice" in order.reason:
                 self.oracle.violate(f"fence: lost output was taken for a second use: {order}")
             self._task_failed(stage, feeder, order.reason)
             return

@@ -184,9 +184,20 @@ class Desk:
             return
         found = self._counts.count(order.stage)
         if found is None:
-            self._give_up(f"the size of stage {order.stage} is not known")
+            self._cannot_count(order)
         else:
             self.tell(ba.StageCounted(order.execution, order.stage, *found))
+
+    def _cannot_count(self, order: ba.CountTasks) -> None:
+        batches = self._batches
+        if batches is None:
+            return
+        was_idle, reason = batches.idle, f"the size of stage {order.stage} is not known"
+        orders = batches.cannot_count(order, reason)
+        if batches.idle and not was_idle:
+            self._run.abort(reason)
+        for answer in orders:
+            self._enact(answer)
 
     # The clerk
 

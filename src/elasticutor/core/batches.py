@@ -122,6 +122,8 @@ class _Try:
     """What the stage's output is for, if that is known."""
     doubtful: dict[int, list[Ingress]] = field(default_factory=dict)
     """Tasks of further stages of the execution, by stage, until it is known what they are for."""
+    refused: dict[int, tuple[str, bool]] = field(default_factory=dict)
+    """Further stages of which that is known: why they are refused, and whether a restart helps."""
 
     @property
     def identity(self) -> tuple[int, int, int]:
@@ -309,6 +311,17 @@ class Batches:
             current.phase, current.reason, current.again = BatchPhase.ABORTED, reason, again
         return orders
 
+    def cannot_count(self, order: CountTasks, reason: str) -> list[BatchOrder]:
+        """How large a stage is, or what for, cannot be found out."""
+        current = self._try
+        if current is None or order.execution != current.execution:
+            return []
+        if order.stage in current.doubtful:
+            return [Refuse(task, reason, True) for task in current.doubtful.pop(order.stage)]
+        if order.stage == current.stage and current.phase is BatchPhase.COUNTING:
+            return self.give_up(reason)
+        return []
+
     # Tasks
 
     def _on_arrived(self, task: Ingress) -> list[BatchOrder]:
@@ -352,7 +365,8 @@ class Batches:
                 self.committed = before.epoch
             else:
                 returns, kept = before.written or before.returns, whole or before.kept
-            reason = f"batch {before.epoch - 1} is executed anew (execution {task.execution})"
+            word = "is over" if task.epoch > before.epoch else "is executed anew"
+            reason = f"batch {before.epoch - 1} {word} (execution {task.execution})"
             orders += self.give_up(reason)
         self.attempt = Attempt(self.attempt + 1)
         self._try = _Try(
@@ -408,6 +422,8 @@ class Batches:
         """A task of another stage of the execution."""
         if not current.complete:  # then nothing of it can have been lost yet
             return [*self.give_up(_TWICE, again=False), Refuse(task, _TWICE, False)]
+        if task.stage in current.refused:
+            return [Refuse(task, *current.refused[task.stage])]
         waiting = current.doubtful.setdefault(task.stage, [])
         waiting.append(task)
         return [CountTasks(task.execution, task.stage)] if len(waiting) == 1 else []
@@ -415,6 +431,7 @@ class Batches:
     def _on_second_counted(self, current: _Try, event: StageCounted) -> list[BatchOrder]:
         again = event.output is not None and event.output == current.output
         reason = _LOST if again else _TWICE
+        current.refused[event.stage] = reason, again
         return [Refuse(task, reason, again) for task in current.doubtful.pop(event.stage)]
 
     def _on_counted(self, event: StageCounted) -> list[BatchOrder]:

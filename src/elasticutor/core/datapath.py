@@ -127,10 +127,11 @@ class DataPath:
     @property
     def nearly_handed_out(self) -> bool:
         """Whether what waits of the open epoch is soon with the tasks, as far as one can tell."""
-        costs = [task.row_s for task in self._tasks.values() if task.row_s is not None]
+        running = [task for task in self._tasks.values() if task.running]
+        costs = [task.row_s for task in running if task.row_s is not None]
         if not costs:
             return True
-        rest_s = self.receiver.waiting * sum(costs) / len(costs) / len(self._tasks)
+        rest_s = self.receiver.waiting * sum(costs) / len(costs) / len(running)
         return rest_s <= self._config.backlog_horizon_s
 
     def starving(self) -> list[TaskId]:

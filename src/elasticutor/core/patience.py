@@ -53,10 +53,10 @@ class Patience:
         Example:
             >>> patience = Patience(most=5)
             >>> [(patience.failed("sink 'out'"), patience.pause_s)[1] for _ in range(4)]
-            [0.0, 0.01, 0.02, 0.04]
+            [0.0, 0.02, 0.04, 0.08]
         """
         again = self.failures - 1
-        return 0.0 if again < 1 else min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** min(again - 1, 16))
+        return 0.0 if again < 1 else min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** min(again, 16))
 
     def progressed(self) -> None:
         """An epoch was committed: what failed before does not count any more."""

@@ -94,7 +94,7 @@ class Reassigner:
             self._unheld = []
 
     def send_waiting_labels(self, now: float) -> None:
-        """The epoch has ended: moves that had to wait for that go on."""
+        """The epoch has ended, or will not soon: moves that had to wait for that go on."""
         for move in [move for move in self.moves.values() if move.phase is MovePhase.WAITING]:
             self._ask_label(move, now)
         self.hold_labelled()
@@ -189,11 +189,13 @@ class Reassigner:
         return [move for move in self.moves.values() if node in (move.origin, move.target)]
 
     def overdue(self, before: float) -> list[str]:
-        """The moves that began before then, each with who has to answer."""
+        """The moves that were begun or labelled before then, each with who has to answer."""
         return [
             f"{move.awaits} to answer move {move.id} of shard {move.shard} ({move.phase.value})"
             for move in self.moves.values()
-            if move.started_at < before
+            # Nobody has to answer what waits for an epoch to end.
+            if max(move.started_at, move.labelled_at) < before
+            and move.phase is not MovePhase.WAITING
         ]
 
     def planned_owners(self) -> list[TaskId | None]:

@@ -56,7 +56,9 @@ class Sealing:
             return
         # A shard on the move would have to be waited for. But where much is left to do, which is
         # what a batch is like that was sent at once, it pays to go on balancing.
-        self._moves.labels_wait = self._data.nearly_handed_out
+        waited, self._moves.labels_wait = self._moves.labels_wait, self._data.nearly_handed_out
+        if waited and not self._moves.labels_wait:  # what is left has turned out to be dear
+            self._moves.send_waiting_labels(now)
         unplaced = None in self._moves.table.owners
         if not self._data.receiver.empty or self._moves.holding or unplaced:
             return

@@ -200,14 +200,14 @@ class BatchDriver:
             found = self._count(order.stage)
         except Exception as error:
             words = f"the size of stage {order.stage} is not known: {error}"
-            self._hub.post(lambda: self._give_up(words))
+            self._hub.post(lambda: self._cannot_count(order, words))
             return
         counted = ba.StageCounted(order.execution, order.stage, *found)
         self._hub.post(lambda: self._decide(counted))
 
-    def _give_up(self, reason: str) -> None:
-        for order in self.batches.give_up(reason):
-            self._enact(order)
+    def _cannot_count(self, order: ba.CountTasks, reason: str) -> None:
+        for answer in self.batches.cannot_count(order, reason):
+            self._enact(answer)
 
     def _went_back(self, attempt: Attempt, error: Exception | None) -> None:
         if error is None:

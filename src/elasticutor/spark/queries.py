@@ -31,7 +31,6 @@ class SparkWays:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._context = spark.sparkContext
-        self._stages: Any = None  # the scheduler's table of them: every step to it is a round trip
 
     def query(self, query: str) -> QuerySeen | None:
         """A streaming query that is active; None if it is not."""
@@ -73,9 +72,7 @@ class SparkWays:
         raise BadValueError("stage", "be one that Spark runs", stage)
 
     def _stage(self, stage: int) -> Any:
-        if self._stages is None:
-            self._stages = self._context._jsc.sc().dagScheduler().stageIdToStage()
-        return self._stages.get(stage)
+        return self._context._jsc.sc().dagScheduler().stageIdToStage().get(stage)
 
 
 def plain_uri(uri: str) -> str:
