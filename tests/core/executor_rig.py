@@ -22,8 +22,9 @@ from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.executor import ElasticExecutor, Phase
-from elasticutor.core.ids import Attempt, Epoch, MoveId, NodeId, Peer, ShardId, TaskId
+from elasticutor.core.ids import Attempt, ChunkId, Epoch, MoveId, NodeId, Peer, ShardId, TaskId
 from elasticutor.core.latency import LatencyHistogram
+from elasticutor.core.task_inbox import Work
 from elasticutor.core.tasks import TaskStatus, TaskView
 from elasticutor.errors import OutOfOrderError, StaleAttemptError
 
@@ -38,6 +39,7 @@ InstructionT = TypeVar("InstructionT", bound=do.Instruction)
 
 USUAL_S = 0.001
 FLUSHED_BYTES, COPIED_BYTES, REST_BYTES, RESTORED_BYTES, PERSISTED_BYTES = 10, 100, 5, 50, 7
+WRITTEN_BYTES = 3
 
 
 class Rig:
@@ -76,6 +78,9 @@ class Rig:
         self.nodes: dict[TaskId, NodeId] = {}
         self.sent: dict[tuple[Peer, int], list[int]] = defaultdict(list)
         self.done: dict[tuple[Peer, int], list[int]] = defaultdict(list)
+        self.works: dict[ChunkId, Work] = {}
+        self.writes_at_once = True
+        """Tasks write shards that are about to move as soon as they are asked to."""
         self._serial = 0
         for node in cores:
             self.tell(ev.CoreGranted(node))
@@ -97,14 +102,21 @@ class Rig:
         held = {move.shard for move in self.executor.moves if move.holds}
         out = self.executor.handle(event, self.now)
         for instruction in out:
-            if isinstance(instruction, do.StartTask):
+            if isinstance(instruction, do.Dispatch):
+                shards = np.concatenate([part.shards for part in instruction.parts])
+                self.works[instruction.chunk] = Work(instruction.chunk, shards, instruction)
+            elif isinstance(instruction, do.StartTask):
                 self.nodes[instruction.task] = instruction.node
             elif isinstance(instruction, do.EndTask):
                 assert not self._channel(instruction.task), "a task ends with nothing to do"
         self.log += out
-        self.pending += [(self.attempt, one) for one in out if type(one) in _ANSWERS]
         self._check(event, held, out)
-        return out
+        now = of(do.WriteShard, out) if self.writes_at_once else []
+        later = [one for one in out if one not in now]
+        self.pending += [(self.attempt, one) for one in later if type(one) in _ANSWERS]
+        for write in now:
+            later += self.tell(ev.ShardWritten(write.task, write.move, WRITTEN_BYTES))
+        return later
 
     def begin(self, base: int, epoch: int | None = None) -> list[do.Instruction]:
         """Begin the next attempt; what was sent before is given up."""
@@ -192,27 +204,65 @@ class Rig:
     def answer_one(self, index: int, *, after: float = 0.0) -> list[do.Instruction]:
         """Answer one pending instruction; what comes late from what was given up is refused."""
         issued, instruction = self.pending[index]
-        task = _task_of(instruction)
-        earlier = [one for _, one in self.pending[:index] if task is not None]
-        assert all(_task_of(one) != task for one in earlier), "a task works in order"
+        assert not self._ahead_of(index), "a task works in order"
         del self.pending[index]
+        rows: list[tuple[Peer, int, int]] = []
+        if isinstance(instruction, do.Dispatch):
+            rows = self._begun(self.works[instruction.chunk])
         event = _ANSWERS[type(instruction)](self, instruction)
-        rows = rows_of(instruction) if isinstance(instruction, do.Dispatch) else []
         try:
             out = self.tell(event, after=after)
         except StaleAttemptError:
             assert issued < self.attempt or self.executor.phase is Phase.FAILED
             return []
+        self._note(rows)
+        return out
+
+    def interrupt(self, task: TaskId, done: int = 0) -> list[do.Instruction]:
+        """Let a task answer its first label after so many tuples of the chunk under way."""
+        channel = self._channel(task)
+        label = of(do.SendLabel, channel)[0]
+        before = channel[: channel.index(label)]
+        out: list[do.Instruction] = []
+        flushes = [place for place, one in enumerate(before) if isinstance(one, do.FlushTask)]
+        if flushes:  # a label interrupts chunks, but never overtakes the end of an epoch
+            for chunk in of(do.Dispatch, before[: flushes[-1]]):
+                out += self.answer_of(chunk)
+            before = before[flushes[-1] :]
+        chunks = of(do.Dispatch, before)
+        if chunks:
+            work = self.works[chunks[0].chunk]
+            self._note(self._begun(work, done))
+            if work.owes(label.shard):
+                answer = _progress(self, chunks[0]) if len(work.left) else _process(self, chunks[0])
+                out += self.tell(answer)
+        returned = sum(self.works[chunk.chunk].leave_out(label.shard) for chunk in chunks)
+        over = [c for c in chunks if not len(self.works[c.chunk].left)]
+        self._forget(lambda one: one is label or (one in over and not _owed(self, one)))
+        return out + self.tell(ev.LabelReached(task, label.move, FLUSHED_BYTES, returned))
+
+    def _begun(self, work: Work, count: int | None = None) -> list[tuple[Peer, int, int]]:
+        rows = rows_of(work.content)
+        return [rows[place] for place in work.begin(len(work.left) if count is None else count)]
+
+    def _note(self, rows: Sequence[tuple[Peer, int, int]]) -> None:
         for upstream, shard, serial in rows:
             self.done[upstream, shard].append(serial)
-        return out
+
+    def answer_of(self, instruction: do.Instruction) -> list[do.Instruction]:
+        """Answer this one."""
+        places = [place for place, (_, one) in enumerate(self.pending) if one is instruction]
+        return self.answer_one(places[0])
 
     def answerable(self) -> list[int]:
         """The pending instructions that may be answered next: the first of each task and node."""
         first: dict[Any, int] = {}
         for index, (_, instruction) in enumerate(self.pending):
             task = _task_of(instruction)
-            first.setdefault(getattr(instruction, "node", None) if task is None else task, index)
+            if task is None:
+                first.setdefault(getattr(instruction, "node", None), index)
+            elif not self._ahead_of(index):
+                first.setdefault((task, type(instruction)), index)
         return sorted(first.values())
 
     # Looking
@@ -251,22 +301,42 @@ class Rig:
     def _check(self, event: ev.Event, held: set[ShardId], out: list[do.Instruction]) -> None:
         executor = self.executor
         if isinstance(event, ev.MOVE_EVENTS):
-            assert not of_any((do.GrantCredit, do.Emit, do.EmitMarker), out), "upstreams hear of it"
+            # The marker of an epoch whose end has waited for a move tells nothing of the move.
+            marker = () if of(do.FlushTask, out) else (do.EmitMarker,)
+            assert not of_any((do.GrantCredit, do.Emit, *marker), out), "upstreams hear of it"
         for shard, owner in enumerate(executor.table.owners):
             if owner is not None:
                 assert executor.homes[shard] == executor.tasks[owner].node, "state is at its owner"
         on_the_move = [move.shard for move in executor.moves]
         assert len(set(on_the_move)) == len(on_the_move), "a shard moves once at a time"
+        epoch = executor.epochs.open - bool(of(do.FlushTask, out))
         for one in out:
-            if isinstance(one, do.SendLabel):
+            if isinstance(one, do.FlushTask):
+                epoch = executor.epochs.open  # tuples of the next epoch follow at once
+            elif isinstance(one, do.SendLabel):
                 held.add(one.shard)
             elif isinstance(one, do.ReportMove):
                 held.discard(one.shard)
             elif isinstance(one, do.Dispatch):
-                assert (one.attempt, one.epoch) == (executor.epochs.attempt, executor.epochs.open)
+                assert (one.attempt, one.epoch) == (executor.epochs.attempt, epoch)
                 shards = {ShardId(s) for part in one.parts for s in part.shards.tolist()}
                 assert not shards & held, "nothing overtakes a label"
                 assert {executor.table.owner(shard) for shard in shards} == {one.task}
+
+    def _ahead_of(self, index: int) -> list[do.Instruction]:
+        """What a task answers before this.
+
+        It writes what it flushes beside all that follows, and shards ahead of moves at any time.
+        """
+        instruction = self.pending[index][1]
+        if isinstance(instruction, do.WriteShard):
+            return []
+        task = _task_of(instruction)
+        earlier = [one for _, one in self.pending[:index] if _task_of(one) == task is not None]
+        overtaken: tuple[type, ...] = (do.WriteShard,)
+        if not isinstance(instruction, do.ResetTask):
+            overtaken = (do.WriteShard, do.FlushTask)
+        return [one for one in earlier if not isinstance(one, overtaken)]
 
     def _channel(self, task: TaskId) -> list[do.Instruction]:
         return [one for _, one in self.pending if _task_of(one) == task]
@@ -318,15 +388,35 @@ def _task_of(instruction: do.Instruction) -> TaskId | None:
     return instruction.task if isinstance(instruction, do.TO_TASK) else None
 
 
+def _times(rig: Rig, chunk: do.Dispatch) -> npt.NDArray[np.float64]:
+    work = rig.works[chunk.chunk]
+    done = [shard for begun in work._done for shard in work.shards[begun].tolist()]
+    assert work.report() == len(done)
+    return np.array([rig.row_s.get(shard, USUAL_S) for shard in done])
+
+
+def _owed(rig: Rig, chunk: do.Instruction) -> bool:
+    return isinstance(chunk, do.Dispatch) and rig.works[chunk.chunk].unreported > 0
+
+
 def _process(rig: Rig, chunk: do.Dispatch) -> ev.ChunkProcessed:
-    times = np.array([rig.row_s.get(shard, USUAL_S) for _, shard, _ in rows_of(chunk)])
+    times = _times(rig, chunk)
     return processed(chunk, float(times.sum()), rig.answers(chunk), times)
+
+
+def _progress(rig: Rig, chunk: do.Dispatch) -> ev.ChunkProgressed:
+    times = _times(rig, chunk)
+    rows, useful_s = len(times), float(times.sum())
+    return ev.ChunkProgressed(
+        chunk.task, chunk.attempt, chunk.chunk, rows, useful_s, rig.answers(chunk), times
+    )
 
 
 _ANSWERS: dict[type[do.Instruction], Callable[[Rig, Any], ev.Event]] = {
     do.StartTask: lambda _, it: ev.TaskStarted(it.task),
     do.ResetTask: lambda _, it: ev.TaskReset(it.task, it.attempt),
     do.Dispatch: _process,
+    do.WriteShard: lambda _, it: ev.ShardWritten(it.task, it.move, WRITTEN_BYTES),
     do.SendLabel: lambda _, it: ev.LabelReached(it.task, it.move, FLUSHED_BYTES),
     do.FlushTask: lambda _, it: ev.TaskFlushed(it.task, it.attempt, it.epoch),
     do.OpenShard: lambda _, it: ev.ShardOpened(it.move),
@@ -357,6 +447,10 @@ def act(rig: Rig, what: str, x: int) -> None:
     elif what == "answer" and rig.pending:
         choices = rig.answerable()
         rig.answer_one(choices[x % len(choices)])
+    elif what == "interrupt" and running:
+        labelled = sorted({label.task for label in rig.unanswered(do.SendLabel)})
+        if labelled:
+            rig.interrupt(labelled[x % len(labelled)], done=x % 4)
     elif what == "ask" and running and staying and x % shards not in on_the_move:
         _ask(rig, ShardId(x % shards), staying[(x // shards) % len(staying)])
     elif what == "balance":
@@ -368,7 +462,7 @@ def act(rig: Rig, what: str, x: int) -> None:
         task = going[x % len(going)]
         rig.forget_start(task)
         rig.tell(ev.CoreTaken(task))
-    elif what == "mark" and running and executor.epochs.persisting is None:
+    elif what == "mark" and running and executor.epochs.ending is None:
         if peer not in executor.epochs.marked:
             rig.mark(peer)
     elif what == "lose task" and tasks:
@@ -424,7 +518,7 @@ def _plain(value: Any, seen: dict[int, tuple[int, Any]]) -> Any:
     if isinstance(value, np.ndarray):
         return ["array", value.dtype.str, value.tolist()]
     if isinstance(value, LatencyHistogram):
-        return [_plain(value._pending, seen), bytes(value._settled.encode())]
+        return [found.tolist() for found in value.filled()]
     if isinstance(value, Mapping):
         return [[_plain(k, seen), _plain(v, seen)] for k, v in value.items()]
     if isinstance(value, (list, tuple, deque)):

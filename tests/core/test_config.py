@@ -17,10 +17,13 @@ COUNTS = (
     "max_credit_bytes",
     "output_bytes",
     "max_moves",
+    "bulk_rows",
 )
 TIMES = (
     "window_s",
     "chunk_s",
+    "bulk_s",
+    "moving_chunk_s",
     "credit_s",
     "load_half_life_s",
     "steady_half_life_s",

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.dealing import Dealing
+from elasticutor.core.dealing import CoresInUse, Dealing
 from elasticutor.core.ids import NodeId, Peer
 
 A, B = Peer("a"), Peer("b")
@@ -103,3 +103,22 @@ def test_every_plan_that_fits_is_carried_out_and_no_node_gives_more_than_it_has(
         assert swapping or all(used[node] <= nodes[node] for node in used)
         there = dict(promised)
     assert promised == wants
+
+
+@given(st.lists(st.tuples(st.sampled_from([A, B, Peer("c")]), cores, cores), max_size=12))
+def test_cores_counted_step_by_step_are_those_counted_at_once(
+    steps: list[tuple[Peer, dict[NodeId, int], dict[NodeId, int]]],
+) -> None:
+    shared = {Peer("c")}
+    in_use = CoresInUse(shared)
+    last: dict[Peer, tuple[dict[NodeId, int], dict[NodeId, int]]] = {}
+    for who, promised, occupied in steps:
+        before = Counter(in_use.by_node)
+        freed = in_use.set(who, promised, occupied)
+        assert freed == any(in_use.by_node[node] < count for node, count in before.items())
+        last[who] = promised, occupied
+    expected: Counter[NodeId] = Counter()
+    for who, (promised, occupied) in last.items():
+        if who not in shared:
+            expected.update(Counter(promised) | Counter(occupied))
+    assert +in_use.by_node == +expected

@@ -106,7 +106,9 @@ def test_only_a_small_window_is_handed_to_a_task_and_the_rest_waits() -> None:
 
 
 def test_an_answer_refills_the_window_with_chunks_of_the_measured_size() -> None:
-    rig = Rig(ExecutorConfig(shards=4, first_chunk_rows=2), cores=(A,), row_s={0: 1e-4})
+    rig = Rig(
+        ExecutorConfig(shards=4, first_chunk_rows=2, bulk_s=1e-3), cores=(A,), row_s={0: 1e-4}
+    )
     rig.send(U, [0] * 400)
     out = rig.answer(do.Dispatch, times=1)
     assert [len(rows_of(chunk)) for chunk in of(do.Dispatch, out)] == [20, 20]
@@ -298,13 +300,12 @@ def test_rates_costs_and_latency_come_out_of_measure() -> None:
     one, other = of(do.Dispatch, out)
     rig.tell(processed(one, 0.3, (ev.Output(D, "x", 50, rows=2),)), after=0.5)
     rig.tell(processed(other, 0.7, (), np.array([0.7])), after=0.5)
-    rig.tell(ev.OfferMeasured(U, rig.attempt, sent_rows=4, blocked_share=0.5))
     rig.tell(ev.StateMeasured(A, 1234))
     metrics = rig.executor.measure(4.0)
 
     assert (metrics.seconds, metrics.cores) == (4.0, 2.0)
     assert (metrics.rows_arrived, metrics.bytes_arrived, metrics.rows_processed) == (4, 400, 4)
-    assert (metrics.arrival_rate, metrics.offered_rate) == (1.0, 2.0)
+    assert metrics.arrival_rate == 1.0
     assert metrics.service_rate == pytest.approx(4 / 1.0)
     assert (metrics.rows_out, metrics.bytes_in, metrics.bytes_out) == (2, 400, 50)
     assert metrics.state_bytes == 1234
@@ -397,3 +398,25 @@ def test_the_executor_says_what_it_waits_for() -> None:
     assert "1 chunks from task 0" in words
     assert f"move {move_of(rig, S2)} of shard 2 (draining)" in words
     assert words[-1] == "markers from ['u']"
+
+
+def test_chunks_shrink_when_no_more_of_the_epoch_comes_and_not_before() -> None:
+    config = ExecutorConfig(
+        shards=2, outputs="return", chunk_s=0.1, window_s=0.001, first_chunk_rows=4, min_chunks=1
+    )
+    rig = Rig(config, cores=(A, A), row_s={0: 1e-3, 1: 1e-3})
+
+    def sizes() -> list[int]:
+        chunks = rig.logged(do.Dispatch)
+        return [sum(part.count for part in chunk.parts) for chunk in chunks]
+
+    rig.send(U, [0] * 504 + [1] * 504)
+    rig.answer(do.Dispatch, times=2)  # now it is known what a tuple costs
+    assert sizes() == [4, 4, 100, 100]
+    rig.mark()
+    rig.settle()
+    later = sizes()[4:]
+    assert later[0] == 100
+    assert all(earlier >= size for earlier, size in zip(later, later[4:], strict=False))
+    assert later[-1] <= 2
+    assert sum(sizes()) == 1008

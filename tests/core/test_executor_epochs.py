@@ -51,10 +51,13 @@ def test_an_epoch_ends_with_markers_then_flushes_then_increments_then_is_prepare
     rig.send(U, [0, 2])
     rig.settle()
     assert rig.mark(U) == []
-    assert rig.mark(V) == [do.FlushTask(T0, ONE, Epoch(1)), do.FlushTask(T1, ONE, Epoch(1))]
+    assert rig.mark(V) == [
+        do.FlushTask(T0, ONE, Epoch(1)),
+        do.FlushTask(T1, ONE, Epoch(1)),
+        do.EmitMarker(D, ONE, Epoch(1)),
+    ]
     assert rig.answer(do.FlushTask, times=1) == []
     assert rig.answer(do.FlushTask) == [
-        do.EmitMarker(D, ONE, Epoch(1)),
         do.PersistIncrement(A, ONE, Epoch(1), (S0, S1)),
         do.PersistIncrement(B, ONE, Epoch(1), (S2, S3)),
         do.ReportSealed(ONE, Epoch(1), align_s=0.0, flush_s=0.0),
@@ -64,7 +67,7 @@ def test_an_epoch_ends_with_markers_then_flushes_then_increments_then_is_prepare
     assert rig.executor.epochs.open == 2
 
 
-def test_how_long_markers_and_flushes_took_is_told_when_the_epoch_is_sealed() -> None:
+def test_how_long_markers_and_flushes_took_is_told_when_all_is_written() -> None:
     rig = two_nodes()
     rig.mark(U)
     rig.now += 3.0
@@ -72,20 +75,81 @@ def test_how_long_markers_and_flushes_took_is_told_when_the_epoch_is_sealed() ->
     rig.now += 0.5
     (sealed,) = of(do.ReportSealed, rig.answer(do.FlushTask))
     assert (sealed.epoch, sealed.align_s, sealed.flush_s) == (1, 3.0, 0.5)
-    assert sealed.pause_s == 0.5
 
 
-def test_a_pause_begins_when_a_task_has_nothing_more_to_process() -> None:
+def test_the_pause_of_an_epoch_is_the_longest_that_a_task_has_felt_of_its_end() -> None:
     rig = two_nodes()
-    rig.send(U, [0, 2])  # a chunk for each task
-    rig.mark()
-    rig.now += 1.0
+    for pauses in ((0.25, 0.75), (0.125, 0.0)):
+        epoch = rig.executor.epochs.open
+        rig.mark()
+        rig.pending.clear()
+        rig.tell(ev.TaskFlushed(T1, ONE, epoch, pauses[0]))
+        out = rig.tell(ev.TaskFlushed(T0, ONE, epoch, pauses[1]))
+        assert [one.pause_s for one in of(do.ReportSealed, out)] == [max(pauses)]
+        rig.settle()
+
+
+def test_the_next_epoch_follows_a_flush_at_once_and_nobody_waits_for_what_is_written() -> None:
+    rig = two_nodes()
+    rig.send(U, [0, 2])
+    rig.mark(U)
+    rig.send(U, [0, 1])  # of the next epoch
+    out = rig.mark(V)
+    assert kinds(out) == ["FlushTask", "FlushTask", "Dispatch"]
+    assert kinds(rig._channel(T0)) == ["Dispatch", "FlushTask", "Dispatch"]
     rig.answer(do.Dispatch, times=1)
-    rig.now += 0.25
-    rig.answer(do.Dispatch)
-    rig.now += 0.5
-    (sealed,) = of(do.ReportSealed, rig.answer(do.FlushTask))
-    assert (sealed.flush_s, sealed.pause_s) == (1.75, 0.75)
+    assert kinds(rig.send(V, [3])) == ["Dispatch"]
+    rig.settle()
+    rig.complete()
+
+
+def test_outputs_of_the_next_epoch_wait_for_the_marker_and_then_follow_it_in_order() -> None:
+    answers = lambda chunk: (ev.Output(D, chunk.chunk, 1),)  # noqa: E731
+    rig = Rig(cores=(A, A), upstreams=(U, V), answers=answers)
+    rig.place(t0=[0, 1], t1=[2, 3])
+    slow, fast = of(do.Dispatch, rig.send(U, [0, 2]))
+    rig.mark()
+    (first,) = of(do.Dispatch, rig.send(U, [3]))
+    assert of(do.Emit, rig.answer_of(fast)) == [do.Emit(D, ONE, fast.chunk, 1)]
+    (second,) = of(do.Dispatch, rig.send(U, [2]))
+    assert of(do.Emit, rig.answer_of(first)) == of(do.Emit, rig.answer_of(second)) == []
+    assert rig.executor.buffered_bytes(U) == 2
+    out = rig.answer_of(slow)
+    assert [one for one in out if not isinstance(one, do.GrantCredit)] == [
+        do.Emit(D, ONE, slow.chunk, 1),
+        do.EmitMarker(D, ONE, Epoch(1)),
+        do.Emit(D, ONE, first.chunk, 1),
+        do.Emit(D, ONE, second.chunk, 1),
+    ]
+    rig.settle()
+    rig.complete()
+
+
+def test_outputs_that_wait_for_a_marker_count_as_waiting_and_stop_the_next_epoch() -> None:
+    config = ExecutorConfig(
+        shards=4, first_chunk_rows=1, max_chunk_rows=1, window_s=1e-6, output_bytes=10
+    )
+    rig = Rig(config, cores=(A, A), answers=lambda chunk: (ev.Output(D, chunk.chunk, 20),))
+    rig.place(t0=[0, 1], t1=[2, 3])
+    rig.send(U, [0])
+    rig.mark()
+    rig.send(U, [2] * 9)
+    while task_1 := of(do.Dispatch, rig._channel(T1)):
+        rig.answer_of(task_1[0])
+    assert rig.executor.waiting > 0
+    rig.settle()
+    rig.complete()
+
+
+def test_a_shard_that_moved_since_the_epoch_ended_is_persisted_where_it_is_now() -> None:
+    rig = two_nodes()
+    rig.mark()
+    rig.ask(S0, T1)
+    rig.settle(without=(do.FlushTask,))
+    assert rig.owner(S0) == T1
+    out = rig.answer(do.FlushTask)
+    shards = {one.node: one.shards for one in of(do.PersistIncrement, out)}
+    assert shards == {A: (S1,), B: (S0, S2, S3)}
 
 
 def test_notes_of_increments_are_handed_on_when_the_epoch_is_prepared() -> None:
@@ -104,7 +168,7 @@ def test_tasks_flush_behind_the_last_tuple_of_the_epoch() -> None:
     rig.answer(do.Dispatch, times=1)
     rig.answer(do.Dispatch)
     assert rig.executor.waiting == 0
-    assert kinds(rig._channel(T0))[-1] == "FlushTask"
+    assert kinds(rig._channel(T0)) == ["FlushTask"]
     rig.settle()
     rig.complete()
 
@@ -124,16 +188,9 @@ def test_tuples_ahead_of_a_marker_wait_for_the_next_epoch_and_others_do_not() ->
     assert rig.executor.waiting == 0
     (chunk,) = of(do.Dispatch, rig.send(V, [0]))
     assert chunk.epoch == 1
-    rig.mark(V)
     rig.answer(do.Dispatch)
-    out = rig.answer(do.FlushTask)
-    assert kinds(out) == [
-        "EmitMarker",
-        "PersistIncrement",
-        "PersistIncrement",
-        "ReportSealed",
-        "Dispatch",
-    ]
+    out = rig.mark(V)
+    assert kinds(out) == ["FlushTask", "FlushTask", "EmitMarker", "Dispatch"]
     assert [chunk.epoch for chunk in of(do.Dispatch, out)] == [2]
     rig.settle()
     rig.complete()
@@ -225,7 +282,7 @@ def test_the_first_marker_of_the_next_epoch_commits() -> None:
     rig = prepared()
     assert rig.mark(U) == [do.CommitStore(A, Epoch(1)), do.CommitStore(B, Epoch(1))]
     assert (rig.executor.epochs.committed, rig.executor.epochs.prepared) == (1, None)
-    assert kinds(rig.mark(V)) == ["FlushTask", "FlushTask"]
+    assert kinds(rig.mark(V)) == ["FlushTask", "FlushTask", "EmitMarker"]
 
 
 def test_an_epoch_is_committed_when_its_driver_says_so_and_only_once() -> None:

@@ -7,7 +7,6 @@ from tests.core.executor_rig import (
     S0,
     S1,
     S2,
-    S3,
     T0,
     T1,
     T2,
@@ -31,7 +30,9 @@ from elasticutor.core.ids import Epoch, NodeId, Peer, ShardId
 from elasticutor.core.moves import MovePhase
 from elasticutor.errors import OutOfOrderError
 
-WINDOW_OF_TWO = ExecutorConfig(shards=4, first_chunk_rows=1, max_chunk_rows=1, window_s=1e-6)
+WINDOW_OF_TWO = ExecutorConfig(
+    shards=4, first_chunk_rows=1, max_chunk_rows=1, window_s=1e-6, bulk_s=1e-6
+)
 
 
 def placed(
@@ -106,6 +107,132 @@ def test_a_shard_asked_to_where_it_is_stays_without_a_pause() -> None:
     rig = placed()
     assert rig.ask(S0, T0) == []
     assert rig.executor.moves == ()
+
+
+# Written ahead of the pause
+
+
+@pytest.mark.parametrize("other", [A, B], ids=["within a node", "to another"])
+def test_the_source_task_writes_the_shard_before_it_is_held_or_copied(other: NodeId) -> None:
+    rig = placed(other)
+    rig.writes_at_once = False
+    rig.ask(S0, T1)
+    rig.answer(do.OpenShard)
+    assert rig.unanswered(do.WriteShard) == [do.WriteShard(T0, move_of(rig, S0), S0)]
+    assert not rig.executor.moves[0].holds
+    assert [chunk.task for chunk in of(do.Dispatch, rig.send(U, [0]))] == [T0]
+    rig.answer(do.Dispatch)
+    (following,) = rig.answer(do.WriteShard)
+    assert isinstance(following, do.SendLabel if other == A else do.CopyShard)
+    rig.settle()
+    rig.complete()
+
+
+@pytest.mark.parametrize("other", [A, B], ids=["within a node", "to another"])
+def test_the_source_task_hurries_from_the_beginning_of_a_move_to_its_label(other: NodeId) -> None:
+    rig = placed(other)
+    rig.writes_at_once = False
+    rig.ask(S0, T1)
+    rig.ask(S1, T1)
+    rig.answer(do.OpenShard)
+    assert rig.executor.tasks[T0].departures == 2
+    rig.answer(do.WriteShard, times=1)
+    rig.answer(do.CopyShard)
+    rig.answer(do.SendLabel)
+    assert rig.executor.tasks[T0].departures == 1
+    rig.tell(ev.AttemptFailed(rig.attempt, "for a test"))
+    assert rig.executor.tasks[T0].departures == 0
+
+
+def test_an_epoch_ends_while_a_shard_is_written_ahead() -> None:
+    rig = placed()
+    rig.writes_at_once = False
+    rig.ask(S0, T1)
+    rig.send(U, [0])
+    rig.mark()
+    rig.settle(without=(do.WriteShard,))
+    assert rig.executor.epochs.prepared == Epoch(1)
+    rig.settle()
+    assert rig.owner(S0) == T1
+
+
+# Between two tuples
+
+
+def interrupted(done: int) -> Rig:
+    """Shard 0 leaves task 0, which has two chunks, when so many tuples of the first are done."""
+    rig = placed(config=ExecutorConfig(shards=4, first_chunk_rows=4))
+    rig.send(U, [0, 1, 0, 1])
+    rig.send(U, [0, 0, 1, 0])
+    rig.send(U, [0, 1])
+    rig.ask(S0, T1)
+    rig.log.clear()
+    rig.interrupt(T0, done)
+    return rig
+
+
+@pytest.mark.parametrize("done", range(5))
+def test_a_label_is_answered_between_any_two_tuples_and_what_is_not_begun_moves(done: int) -> None:
+    rig = interrupted(done)
+    assert rig.owner(S0) == T1
+    assert rig.executor.inside_rows == 10 - (done or 0)
+    moved = [row for chunk in rig.logged(do.Dispatch) for row in rows_of(chunk) if chunk.task == T1]
+    begun = [0, 1, 1, 2, 2][done]
+    assert [(shard, serial) for _, shard, serial in moved] == [
+        (0, serial) for serial in [0, 2, 4, 5, 7, 8][begun:]
+    ]
+    rig.settle()
+    rig.complete()
+
+
+def test_returned_tuples_are_processed_before_those_that_were_held() -> None:
+    rig = interrupted(1)
+    rig.send(U, [0, 0, 1])
+    rig.settle()
+    rig.complete()
+
+
+def test_a_chunk_of_which_everything_is_returned_is_not_waited_for() -> None:
+    rig = placed()
+    rig.send(U, [0, 0])
+    rig.ask(S0, T1)
+    rig.interrupt(T0)
+    assert not rig.executor.tasks[T0].flights
+    rig.settle()
+    rig.complete()
+
+
+def test_a_chunk_is_not_reported_in_part_for_a_shard_that_it_has_not_begun() -> None:
+    rig = placed()
+    rig.send(U, [1, 1, 0, 1])
+    rig.ask(S0, T1)
+    out = rig.interrupt(T0, done=2)
+    assert rig.executor.inside_rows == 4
+    assert [chunk.task for chunk in of(do.Dispatch, out)] == [T1]
+    rig.settle()
+    rig.complete()
+
+
+def test_an_epoch_does_not_end_before_returned_tuples_are_processed() -> None:
+    rig = placed()
+    rig.send(U, [0, 0, 1])
+    rig.ask(S0, T1)
+    rig.mark()
+    rig.interrupt(T0, done=1)
+    assert kinds(rig._channel(T1)) == ["Dispatch", "FlushTask"]
+    rig.settle()
+    rig.complete()
+    assert rig.executor.epochs.prepared == Epoch(1)
+
+
+def test_credit_for_an_interrupted_chunk_is_given_back_once() -> None:
+    rig = placed()
+    rig.send(U, [0, 1, 0, 1], size=100)
+    rig.ask(S0, T1)
+    rig.interrupt(T0, done=2)
+    assert rig.executor.inside_bytes(U) == 50
+    rig.settle()
+    assert rig.executor.inside_bytes(U) == 0
 
 
 # To another node
@@ -289,17 +416,18 @@ def test_a_shard_that_fills_a_core_is_reported_by_name_until_it_cools_down() -> 
 
 
 def test_labels_wait_while_an_epoch_ends_and_copies_do_not() -> None:
-    rig = placed(B)
+    rig = placed(B, config=WINDOW_OF_TWO)
+    rig.send(U, [2] * 4)
     rig.mark()
+    assert rig.executor.waiting > 0
     assert rig.ask(S0, T1) == [do.OpenShard(B, move_of(rig, S0), S0)]
     assert kinds(rig.answer(do.OpenShard)) == ["CopyShard"]
     assert rig.answer(do.CopyShard) == []
     assert [move.phase for move in rig.executor.moves] == [MovePhase.WAITING]
-    out = rig.answer(do.FlushTask)
-    sealed = ["EmitMarker", "PersistIncrement", "PersistIncrement", "ReportSealed"]
-    assert kinds(out) == [*sealed, "SendLabel"]
-    # The epoch was sealed with the shard at its old owner's node.
-    assert [of_node.shards for of_node in of(do.PersistIncrement, out)] == [(S0, S1), (S2, S3)]
+    out = rig.answer(do.Dispatch)
+    assert [kind for kind in kinds(out) if kind != "Dispatch"][:3] == [
+        *("FlushTask", "FlushTask", "SendLabel")
+    ]
     rig.settle()
     assert rig.owner(S0) == T1
 
@@ -338,15 +466,15 @@ def test_labels_that_wait_are_sent_when_what_is_left_turns_out_to_be_dear() -> N
 
 
 def test_tuples_of_the_next_epoch_do_not_slip_in_behind_a_label_that_had_to_wait() -> None:
-    rig = placed(upstreams=(U, V))
+    rig = placed(upstreams=(U, V), config=WINDOW_OF_TWO)
     rig.mark(U)
     rig.send(U, [0, 1, 0])
+    rig.send(V, [2] * 3)
     rig.mark(V)
     assert rig.ask(S0, T1) == []
-    out = rig.answer(do.FlushTask)
-    sealed = ["EmitMarker", "PersistIncrement", "ReportSealed"]
-    assert kinds(out) == [*sealed, "SendLabel", "Dispatch"]
-    assert [shard for _, shard, _ in rows_of(of(do.Dispatch, out)[0])] == [1]
+    out = rig.answer(do.Dispatch, times=1)
+    assert kinds(out) == ["Dispatch", "FlushTask", "FlushTask", "SendLabel", "Dispatch"]
+    assert [shard for _, shard, _ in rows_of(of(do.Dispatch, out)[1])] == [1]
     assert rig.executor.waiting == 2
     rig.settle()
     rig.complete()
@@ -360,7 +488,7 @@ def test_a_move_past_its_label_is_waited_for() -> None:
     assert rig.mark() == []
     assert rig.answer(do.SendLabel) == [do.SendRest(A, move_of(rig, S0), S0, B)]
     out = rig.answer(do.SendRest)
-    assert kinds(out) == ["DropShard", "ReportMove", "FlushTask", "FlushTask"]
+    assert kinds(out) == ["DropShard", "ReportMove", "FlushTask", "FlushTask", "EmitMarker"]
 
 
 def test_tuples_held_by_a_move_belong_to_the_epoch_that_waits_for_them() -> None:
@@ -388,7 +516,7 @@ def test_moves_go_on_while_an_epoch_is_made_durable() -> None:
 # Any sequence
 
 
-ACTS = ("send", "send", "answer", "answer", "answer", "ask", "ask", "balance")
+ACTS = ("send", "send", "answer", "answer", "interrupt", "ask", "ask", "balance")
 histories = st.lists(
     st.tuples(st.sampled_from([*ACTS, "grant", "take", "mark"]), st.integers(0, 10**6)),
     min_size=30,
@@ -403,6 +531,7 @@ def test_any_sequence_of_moves_cores_and_epochs_loses_doubles_and_overtakes_no_t
 ) -> None:
     config = ExecutorConfig(shards=6, first_chunk_rows=2, max_chunk_rows=3, max_moves=3)
     rig = Rig(config, cores=(A, B), upstreams=(U, V), row_s={0: 0.01, 3: 0.004})
+    rig.writes_at_once = False
     for what, x in history:
         act(rig, what, x)
     rig.settle()

@@ -131,7 +131,7 @@ def persisting() -> Rig:
     rig = flushing()
     rig.answer(do.FlushTask)
     rig.answer(do.PersistIncrement, times=1)
-    assert rig.executor.epochs.sealed == OPEN
+    assert rig.executor.epochs.ending == OPEN
     return rig
 
 
@@ -180,6 +180,16 @@ def moving(*steps: type[do.Instruction]) -> Callable[[], Rig]:
     return situation
 
 
+def writing() -> Rig:
+    """The source task writes what it has changed in the shard that is to move."""
+    rig = busy()
+    rig.writes_at_once = False
+    rig.ask(S0, T1)
+    rig.answer(do.OpenShard)
+    assert [move.phase for move in rig.executor.moves] == [MovePhase.WRITING]
+    return rig
+
+
 opening = moving()
 copying = moving(do.OpenShard)
 draining = moving(do.OpenShard, do.CopyShard)
@@ -189,7 +199,10 @@ moved = moving(do.OpenShard, do.CopyShard, do.SendLabel, do.SendRest)
 
 def waiting() -> Rig:
     """The label of a move waits for the end of the epoch."""
-    rig = flushing()
+    rig = busy()
+    while not rig.executor.waiting:
+        rig.send(U, [2], size=1)
+    rig.mark()
     rig.ask(S0, T1)
     rig.answer(do.OpenShard)
     rig.answer(do.CopyShard)
@@ -235,6 +248,18 @@ def answer(
     return event
 
 
+def progress(
+    rows: int, *, row_seconds: npt.NDArray[np.float64] | None = None, attempt: Attempt = NOW
+) -> Callable[[Rig], ev.ChunkProgressed]:
+    """Task 0 is done with some tuples of its oldest chunk, which has two."""
+
+    def event(rig: Rig) -> ev.ChunkProgressed:
+        chunk = next(one.chunk for one in rig.unanswered(do.Dispatch) if one.task == T0)
+        return ev.ChunkProgressed(T0, attempt, chunk, rows, 0.1, (), row_seconds)
+
+    return event
+
+
 def step(
     kind: type[ev.Event], *, size: int = 1, task: TaskId = T0, move: int | None = None
 ) -> Callable[[Rig], ev.Event]:
@@ -246,6 +271,8 @@ def step(
             return ev.ShardOpened(number)
         if kind is ev.LabelReached:
             return ev.LabelReached(task, number, size)
+        if kind is ev.ShardWritten:
+            return ev.ShardWritten(task, number, size)
         if kind is ev.CopyArrived:
             return ev.CopyArrived(number, size)
         return ev.StateArrived(number, size)
@@ -256,6 +283,7 @@ def step(
 STEPS: tuple[type[ev.Event], ...] = (
     ev.ShardOpened,
     ev.CopyArrived,
+    ev.ShardWritten,
     ev.LabelReached,
     ev.StateArrived,
 )
@@ -275,7 +303,6 @@ GOOD = ev.Output(D, "good", 10, 1)
 OF_AN_ATTEMPT: list[tuple[str, Callable[[], Rig], Callable[[Attempt], Any]]] = [
     ("tuples", busy, lambda attempt: tuples(attempt=attempt)),
     ("marker", busy, lambda attempt: ev.MarkerArrived(U, attempt, OPEN)),
-    ("offer", busy, lambda attempt: ev.OfferMeasured(U, attempt, 1, 0.0)),
     ("credit", busy, lambda attempt: ev.CreditGranted(D, attempt, 10**9)),
     ("failure", busy, lambda attempt: ev.AttemptFailed(attempt, "the disk is full")),
     ("commit", busy, lambda attempt: ev.EpochCommitted(attempt, PREPARED)),
@@ -315,13 +342,10 @@ VALUES: list[Refusal] = [
     ),
     ("output of negative size", busy, answer(GOOD, ev.Output(D, "x", -1)), BadValueError),
     ("output of negative rows", busy, answer(GOOD, ev.Output(D, "x", 1, -1)), BadValueError),
-    ("negative offer", busy, ev.OfferMeasured(U, NOW, -1, 0.0), BadValueError),
-    ("blocked for more than all", busy, ev.OfferMeasured(U, NOW, 1, 1.01), BadValueError),
-    ("blocked for less than none", busy, ev.OfferMeasured(U, NOW, 1, -0.01), BadValueError),
-    ("blocked for NaN", busy, ev.OfferMeasured(U, NOW, 1, math.nan), BadValueError),
     ("negative state", busy, ev.StateMeasured(A, -1), BadValueError),
     ("negative increment", persisting, ev.IncrementPersisted(B, NOW, OPEN, -1), BadValueError),
     ("negative copy", copying, step(ev.CopyArrived, size=-1), BadValueError),
+    ("negative written state", writing, step(ev.ShardWritten, size=-1), BadValueError),
     ("negative flush", draining, step(ev.LabelReached, size=-1), BadValueError),
     ("negative rest", migrating, step(ev.StateArrived, size=-1), BadValueError),
     ("negative restored state", restoring, step(ev.StateArrived, size=-1), BadValueError),
@@ -350,7 +374,6 @@ VALUES: list[Refusal] = [
 STRANGERS: list[Refusal] = [
     ("stranger's tuples", busy, tuples(upstream=NOBODY), UnknownPeerError),
     ("stranger's marker", busy, ev.MarkerArrived(NOBODY, NOW, OPEN), UnknownPeerError),
-    ("stranger's offer", busy, ev.OfferMeasured(NOBODY, NOW, 1, 0.0), UnknownPeerError),
     ("stranger's credit", busy, ev.CreditGranted(NOBODY, NOW, 10**9), UnknownPeerError),
     ("upstream's credit", busy, ev.CreditGranted(U, NOW, 10**9), UnknownPeerError),
     ("stranger's output", busy, answer(GOOD, ev.Output(NOBODY, "x", 1)), UnknownPeerError),
@@ -395,6 +418,9 @@ FLOW: list[Refusal] = [
     ("later chunk", busy, answer(chunks_later=1), OutOfOrderError),
     ("chunk again", busy, answer(chunks_later=-1), OutOfOrderError),
     ("chunk unasked", flushing, ev.ChunkProcessed(T0, NOW, ChunkId(0), 0.1), OutOfOrderError),
+    ("none of a chunk", busy, progress(0), OutOfOrderError),
+    ("all of a chunk as a part of it", busy, progress(2), OutOfOrderError),
+    ("times of more tuples", busy, progress(1, row_seconds=np.ones(2)), BadValueError),
     ("another's output", returning, answer(ev.Output(V, "x", 1)), OutOfOrderError),
 ]
 
@@ -449,12 +475,14 @@ MOVES: list[Refusal] = [
     ("dropped too early", migrating, ev.ShardDropped(A, S0), OutOfOrderError),
     ("dropped another", moved, ev.ShardDropped(A, S1), OutOfOrderError),
     ("dropped on another node", moved, ev.ShardDropped(B, S0), OutOfOrderError),
+    ("written at the destination", writing, step(ev.ShardWritten, task=T1), OutOfOrderError),
     ("label at the destination", draining, step(ev.LabelReached, task=T1), OutOfOrderError),
     ("label at no task", draining, step(ev.LabelReached, task=NO_TASK), OutOfOrderError),
     *(
         (f"{kind.__name__} when {phase}", situation, step(kind), OutOfOrderError)
         for phase, situation, right in (
             ("opening", opening, ev.ShardOpened),
+            ("writing", writing, ev.ShardWritten),
             ("copying", copying, ev.CopyArrived),
             ("waiting", waiting, None),
             ("draining", draining, ev.LabelReached),
@@ -525,7 +553,6 @@ def test_every_kind_of_event_is_refused_in_some_situation() -> None:
         (busy, answer()),
         (busy, ev.MarkerArrived(U, NOW, OPEN)),
         (busy, ev.CreditGranted(D, NOW, 10**9)),
-        (busy, ev.OfferMeasured(U, NOW, 1, 0.0)),
         (busy, ev.StateMeasured(A, 1)),
         (busy, ev.EpochCommitted(NOW, PREPARED)),
         (busy, ev.MoveAsked(S0, T1)),
@@ -577,14 +604,17 @@ def test_measuring_moves_the_clock_on() -> None:
         rig.executor.handle(ev.CoreGranted(A), 5.0)
 
 
-def test_a_label_cannot_be_reached_before_the_chunks_that_it_was_sent_behind() -> None:
+@pytest.mark.parametrize("returned", [0, 2])
+def test_a_label_is_not_reached_before_every_tuple_of_its_shard_is_answered_or_returned(
+    returned: int,
+) -> None:
     rig = Rig()
     rig.place(t0=[0, 1], t1=[2, 3])
-    rig.send(U, [0])
+    rig.send(U, [0, 1])
     rig.ask(S0, T1)
     before = snapshot(rig.executor)
-    with pytest.raises(OutOfOrderError, match="answer its chunks first"):
-        rig.tell(ev.LabelReached(T0, move_of(rig, S0), 0))
+    with pytest.raises(OutOfOrderError, match="answer its chunks first, or return 1 tuples of"):
+        rig.tell(ev.LabelReached(T0, move_of(rig, S0), 0, returned))
     assert snapshot(rig.executor) == before
 
 

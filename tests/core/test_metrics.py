@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from elasticutor.core.ids import ShardId
 from elasticutor.core.latency import LatencyHistogram
-from elasticutor.core.metrics import MOST_BLOCKED, ExecutorMetrics, Meter
+from elasticutor.core.metrics import ExecutorMetrics, Meter
 from elasticutor.errors import BadValueError, UnknownShardError
 
 SHARDS = 3
 COUNTS = ("rows_arrived", "bytes_arrived", "rows_processed", "rows_out", "bytes_in", "bytes_out")
-TIMES = ("core_seconds", "useful_s", "rows_offered")
+TIMES = ("core_seconds", "useful_s")
 AT_THE_END = ("state_bytes", "backlog_rows")
 
 
@@ -69,7 +69,6 @@ def measured(**changes: Any) -> ExecutorMetrics:
         core_seconds=6.0,
         rows_arrived=12,
         bytes_arrived=1200,
-        rows_offered=30.0,
         rows_processed=10,
         rows_out=5,
         useful_s=3.0,
@@ -90,7 +89,6 @@ def test_rates_are_what_the_paper_defines() -> None:
     example = measured()
     assert example.cores == 3.0
     assert example.arrival_rate == 6.0
-    assert example.offered_rate == 15.0
     assert example.service_rate == pytest.approx(10 / 3)
     assert example.utilisation == 0.5
     assert example.selectivity == 0.5
@@ -120,8 +118,8 @@ def test_cost_of_an_unknown_shard_is_refused(shard: int) -> None:
 
 @pytest.mark.parametrize("nothing", [ExecutorMetrics.empty(SHARDS), ExecutorMetrics.empty(0)])
 def test_where_nothing_happened_rates_are_zero_and_costs_unknown(nothing: ExecutorMetrics) -> None:
-    rates = ("cores", "arrival_rate", "offered_rate", "utilisation", "data_intensity")
-    assert [getattr(nothing, rate) for rate in rates] == [0.0] * 5
+    rates = ("cores", "arrival_rate", "utilisation", "data_intensity")
+    assert [getattr(nothing, rate) for rate in rates] == [0.0] * 4
     assert nothing.shard_loads.tolist() == [0.0] * nothing.shards
     assert all(math.isnan(x) for x in (nothing.service_rate, nothing.selectivity))
     assert np.isnan(nothing.shard_cost).all()
@@ -305,7 +303,6 @@ def test_total_of_executors_has_no_shards() -> None:
 def test_the_meter_counts_each_thing_where_it_belongs() -> None:
     meter = Meter(SHARDS, now=100.0, cores=3)
     meter.arrived(12, 1200)
-    meter.offered(15, 0.5)
     meter.processed(ints(0, 0, 0, 0, 0, 0, 0, 0), 2.0, bytes_in=800, bytes_out=150, rows_out=4)
     meter.processed(ints(1, 1), 1.0, bytes_in=200, bytes_out=50, rows_out=1)
     meter.latency(0.004, 10)
@@ -331,20 +328,6 @@ def test_rows_processed_singly_keep_their_own_time() -> None:
     assert (counted.rows_processed, counted.useful_s) == (3, 10.0)
 
 
-def test_demand_is_what_upstreams_would_have_sent_unblocked() -> None:
-    meter = Meter(SHARDS, now=0.0)
-    meter.offered(100, 0.0)
-    meter.offered(100, 0.75)
-    meter.offered(0, 1.0)
-    assert meter.snapshot(1.0).offered_rate == pytest.approx(500.0)
-
-
-def test_an_upstream_that_was_always_blocked_does_not_offer_infinitely_much() -> None:
-    meter = Meter(SHARDS, now=0.0)
-    meter.offered(1, 1.0)
-    assert meter.snapshot(1.0).offered_rate == pytest.approx(1 / (1 - MOST_BLOCKED))
-
-
 def test_cores_count_for_as_long_as_they_are_there() -> None:
     meter = Meter(SHARDS, now=10.0, cores=1)
     meter.set_cores(4, now=11.0)
@@ -367,7 +350,6 @@ def test_a_snapshot_does_not_change_when_counting_goes_on() -> None:
 def test_reset_counts_from_zero_and_keeps_state_size_and_cores() -> None:
     meter = Meter(SHARDS, now=0.0, cores=2)
     meter.arrived(1, 1)
-    meter.offered(1, 0.0)
     meter.processed(ints(0), 1.0, bytes_in=1, bytes_out=1, rows_out=1)
     meter.latency(1.0)
     meter.state_bytes(7)
@@ -422,17 +404,12 @@ def test_refusals_leave_the_meter_as_it_was() -> None:
                 call(bad)  # type: ignore[arg-type]
         with pytest.raises(BadValueError, match="arrived bytes"):
             meter.arrived(1, bad)  # type: ignore[arg-type]
-        with pytest.raises(BadValueError, match="sent rows"):
-            meter.offered(bad, 0.0)
         with pytest.raises(BadValueError, match="useful time"):
             meter.processed(ints(0), bad)
         with pytest.raises(BadValueError, match="time of each row"):
             meter.processed(ints(0), 1.0, floats(bad))
         with pytest.raises(BadValueError, match="cores"):
             meter.set_cores(bad, now=12.0)
-    for share in (-0.1, 1.1, math.nan):
-        with pytest.raises(BadValueError, match="blocked share must be 0 to 1"):
-            meter.offered(1, share)
     for sizes in ({"bytes_in": -1}, {"bytes_out": -1}, {"rows_out": -1}):
         with pytest.raises(BadValueError, match="be at least 0"):
             meter.processed(ints(0), 1.0, **sizes)  # type: ignore[arg-type]

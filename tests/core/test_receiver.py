@@ -379,3 +379,29 @@ def test_freed_slots_are_used_again_before_new_ones_are_made() -> None:
     receiver.free_slot(slots[2])
     assert {receiver.add_slot(), receiver.add_slot()} == {slots[0], slots[2]}
     assert receiver.add_slot() not in slots
+
+
+def test_tuples_that_come_back_are_before_the_held_ones_of_their_shard() -> None:
+    receiver, one, other = two_tasks()
+    arrive(receiver, U, 0, 1, 0)
+    parts, _ = receiver.take(one, 2, one_upstream=False)
+    receiver.hold([ShardId(0)])
+    arrive(receiver, U, 0)
+    receiver.take_back(ShardId(0), [part.pick(part.shards == 0) for part in parts])
+    assert receiver.waiting == 3
+    receiver.release(ShardId(0), other)
+    assert take(receiver, other) == ["u0.0", "u0.2", "u0.0"]
+
+
+def test_tuples_that_come_back_to_a_parked_upstream_are_before_its_parked_ones() -> None:
+    receiver, one, other = two_tasks()
+    arrive(receiver, U, 0, 0, 0, 0)
+    parts, _ = receiver.take(one, 2, one_upstream=False)
+    arrive(receiver, U, 0)
+    receiver.park(U)
+    receiver.hold([ShardId(0)])
+    receiver.take_back(ShardId(0), [half for part in parts for half in part.split(1)])
+    receiver.release(ShardId(0), other)
+    assert not receiver.queued(other)
+    receiver.unpark(U)
+    assert take(receiver, other) == ["u0.0", "u0.1", "u0.2", "u0.3", "u0.0"]

@@ -118,6 +118,44 @@ def test_a_backlog_that_is_being_worked_off_does_not_change_cores_again() -> Non
     assert scheduler.decide(later + 0.3, {A: 12}, [lacking]) is not None
 
 
+def test_a_backlog_that_does_not_fall_changes_cores_though_there_seem_to_be_enough() -> None:
+    scheduler = Scheduler()
+    start = seen({"e": 4.2, "f": 0.4}, {"e": {A: 3}, "f": {A: 5}})
+    assert scheduler.decide(0.0, {A: 8}, [start]) is not None
+    settled, looks = scheduler.config.settle_s, 8
+    for look in range(looks):
+        falling = rushing(backlog_rows=2000 - 150 * look)
+        assert scheduler.decide(settled + look * LOOK_S, {A: 8}, [falling]) is None
+    last = settled + (looks - 1) * LOOK_S
+    while_it_settles = [
+        scheduler.decide(last + at, {A: 8}, [rushing(backlog_rows=1000)])
+        for at in (LOOK_S, settled - LOOK_S)
+    ]
+    assert while_it_settles == [None, None]
+    plan = scheduler.decide(last + settled, {A: 8}, [rushing(backlog_rows=1000)])
+    assert numbers(plan)["e"] > 5
+
+
+def test_a_small_backlog_that_stays_is_left_alone() -> None:
+    scheduler = Scheduler()
+    start = seen({"e": 4.2, "f": 0.4}, {"e": {A: 3}, "f": {A: 5}})
+    assert scheduler.decide(0.0, {A: 8}, [start]) is not None
+    for look in range(4, 16):
+        few = rushing(arrived=4900, backlog_rows=450)
+        assert scheduler.decide(look * LOOK_S, {A: 8}, [few]) is None
+
+
+def rushing(*, arrived: int = 4200, backlog_rows: int) -> TopologySeen:
+    """One executor with cores enough for what comes, and a backlog; another with cores to spare."""
+    behind = measured(arrived=arrived, cores=5, backlog_rows=backlog_rows)
+    total = arrived + 400
+    return topology(
+        executor("e", behind, cores={A: 5}),
+        executor("f", measured(arrived=400, cores=3), cores={A: 3}),
+        sources=[source(float(total), rows=total)],
+    )
+
+
 def test_an_executor_whose_cores_are_fixed_feeds_others_and_is_left_alone() -> None:
     """What it puts out is the demand of the next, though nobody deals out its own cores."""
     busy = measured(arrived=1000, cores=1)
@@ -336,11 +374,18 @@ def test_what_one_has_too_much_of_goes_at_once_to_another_who_needs_it() -> None
     assert given["e"] == 8 - given["f"] >= 1
 
 
-def test_nobody_has_to_give_for_what_another_would_only_like_to_have_in_reserve() -> None:
+def test_no_executor_gives_of_its_reserve_for_the_reserve_of_another() -> None:
+    plan = Scheduler().decide(
+        0.0, {A: 8}, [seen({"e": 0.9, "f": 5.0}, {"e": {A: 2}, "f": {A: 1}}, target_s=1.0)]
+    )
+    assert numbers(plan) == {"e": 2, "f": 6}
+
+
+def test_what_lies_idle_beyond_a_reserve_goes_to_the_reserve_of_one_that_has_a_rush() -> None:
     plan = Scheduler().decide(
         0.0, {A: 9}, [seen({"e": 0.9, "f": 5.0}, {"e": {A: 3}, "f": {A: 1}}, target_s=1.0)]
     )
-    assert numbers(plan) == {"e": 3, "f": 6}
+    assert numbers(plan) == {"e": 2, "f": 7}
 
 
 def test_who_grows_gets_a_reserve_if_there_is_enough() -> None:

@@ -1,9 +1,11 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.ids import ChunkId, NodeId, TaskId
+from elasticutor.core.ids import ChunkId, NodeId, Peer, ShardId, TaskId
+from elasticutor.core.parts import Batch, Part
 from elasticutor.core.tasks import TaskStatus, TaskView
 
 CONFIG = ExecutorConfig(
@@ -17,6 +19,11 @@ def new_task(row_s: float | None = None) -> TaskView:
 
 def hand_over(task: TaskView, rows: int, number: int = 0) -> None:
     task.hand_over(ChunkId(number), [], rows, 0.0)
+
+
+def answered(task: TaskView, useful_s: float) -> None:
+    """All that is left of the oldest chunk is processed."""
+    task.answered(task.flights[0].rows, useful_s)
 
 
 def filled(task: TaskView, config: ExecutorConfig = CONFIG) -> list[int]:
@@ -81,28 +88,28 @@ def test_an_answer_makes_room_for_the_next_chunk() -> None:
     task = new_task(1e-3)
     filled(task)
     assert task.room(CONFIG) == 0
-    task.answered(0.002)
+    answered(task, 0.002)
     assert task.room(CONFIG) == 2
 
 
 def test_cost_per_tuple_is_measured_at_first_and_smoothed_later() -> None:
     task = new_task()
     hand_over(task, 10)
-    task.answered(0.1)
+    answered(task, 0.1)
     assert task.row_s == pytest.approx(0.01)
     hand_over(task, 4)
-    task.answered(0.08)
+    answered(task, 0.08)
     assert task.row_s == pytest.approx(0.01 + 0.3 * (0.02 - 0.01))
 
 
 def test_chunks_follow_the_measured_cost() -> None:
     task = new_task()
     hand_over(task, 16)
-    task.answered(16 * 1e-5)
+    answered(task, 16 * 1e-5)
     assert task.room(CONFIG) == 200
     for _ in range(40):
         hand_over(task, 1)
-        task.answered(1e-3)
+        answered(task, 1e-3)
     assert task.room(CONFIG) == 2
 
 
@@ -111,7 +118,9 @@ def test_flights_are_answered_in_the_order_of_their_hand_over() -> None:
     for number, rows in enumerate((3, 5, 7)):
         hand_over(task, rows, number)
     assert task.in_flight_s == pytest.approx(0.015)
-    assert [task.answered(0.001 * rows).chunk for rows in (3, 5, 7)] == [0, 1, 2]
+    for number, rows in enumerate((3, 5, 7)):
+        assert task.flights[0].chunk == number
+        answered(task, 0.001 * rows)
     assert (task.in_flight_s, len(task.flights)) == (0.0, 0)
 
 
@@ -119,7 +128,7 @@ def test_work_in_flight_counts_as_it_was_estimated_at_its_hand_over() -> None:
     task = new_task(1e-3)
     hand_over(task, 1)
     hand_over(task, 3)
-    task.answered(0.1)  # dearer than estimated
+    answered(task, 0.1)  # dearer than estimated
     assert task.in_flight_s == pytest.approx(0.003)
 
 
@@ -143,3 +152,86 @@ def test_a_leaving_task_runs_and_does_not_stay(
 ) -> None:
     task = TaskView(TaskId(0), NodeId("a"), status)
     assert (task.running, task.staying) == (running, staying)
+
+
+def test_the_first_tuples_of_a_chunk_can_be_answered_before_the_others() -> None:
+    task = new_task(1e-3)
+    batch = Batch(0, Peer("u"), None, 5, 50, 0.0)
+    parts = [part_of(batch, [0, 1, 2], [7, 8, 7]), part_of(batch, [3, 4], [8, 7])]
+    task.hand_over(ChunkId(0), parts, 5, 0.0)
+    first = task.answered(4, 0.004)
+    assert [part.rows.tolist() for part in first] == [[0, 1, 2], [3]]
+    (flight,) = task.flights
+    assert ([part.rows.tolist() for part in flight.parts], flight.rows) == ([[4]], 1)
+    assert task.in_flight_s == pytest.approx(0.001)
+    assert [part.rows.tolist() for part in task.answered(1, 0.001)] == [[4]]
+    assert (len(task.flights), task.in_flight_s) == (0, 0.0)
+
+
+def test_a_shard_is_given_back_out_of_all_chunks_in_order_and_the_others_stay() -> None:
+    task = new_task(1e-3)
+    batch = Batch(0, Peer("u"), None, 6, 60, 0.0)
+    chunks = [([0, 1], [7, 8]), ([2, 3], [7, 7]), ([4, 5], [8, 8])]
+    for number, (rows, shards) in enumerate(chunks):
+        task.hand_over(ChunkId(number), [part_of(batch, rows, shards)], 2, 0.0)
+    assert task.unanswered(ShardId(7)) == 3
+    assert [part.rows.tolist() for part in task.give_back(ShardId(7))] == [[0], [2, 3]]
+    assert [(flight.chunk, flight.rows) for flight in task.flights] == [(0, 1), (2, 2)]
+    assert task.in_flight_s == pytest.approx(0.003)
+    assert task.unanswered(ShardId(7)) == 0
+
+
+def part_of(batch: Batch, rows: list[int], shards: list[int]) -> Part:
+    return Part(batch, np.array(rows), np.array(shards, np.int32))
+
+
+def test_chunks_of_cheap_tuples_are_larger_and_so_is_their_window() -> None:
+    config = ExecutorConfig(chunk_s=0.001, window_s=0.002, bulk_s=0.004, bulk_rows=64)
+    dear, cheap = new_task(0.001 / 63), new_task(0.001 / 64)
+    assert dear.room(config) == 63
+    assert cheap.room(config) == 256
+    assert dear.window_s(config) == 0.002
+    assert cheap.window_s(config) == 0.008
+
+
+def test_chunks_of_cheap_tuples_are_never_smaller_than_others() -> None:
+    config = ExecutorConfig(chunk_s=0.01, window_s=0.02, bulk_s=0.001)
+    assert new_task(1e-4).room(config) == 100
+    assert new_task(1e-4).window_s(config) == 0.02
+
+
+def test_chunks_shrink_to_a_share_of_what_is_left_of_an_epoch() -> None:
+    task = new_task(1e-3)
+    config = ExecutorConfig(chunk_s=0.05, window_s=0.1)
+    assert task.room(config) == 50
+    assert task.room(config, 1000) == 50
+    assert task.room(config, 20) == 20
+
+
+def test_chunks_never_shrink_below_what_a_chunk_itself_costs() -> None:
+    config = ExecutorConfig(chunk_s=0.05, window_s=0.1)
+    assert new_task(1e-3).room(config, 1) == 2
+    assert new_task(1e-6).room(config, 100) == 2000
+    assert new_task(0.5).room(config, 1) == 1
+    assert new_task(1e-3).room(ExecutorConfig(chunk_s=0.001, window_s=0.1), 1) == 1
+
+
+def test_chunks_are_short_while_a_shard_is_about_to_leave() -> None:
+    config = ExecutorConfig(chunk_s=0.05, window_s=0.1, moving_chunk_s=0.001)
+    task = new_task(1e-4)
+    assert task.room(config) == 500
+    task.departures = 1
+    assert task.room(config) == 10
+
+
+def test_chunks_grow_with_a_backlog_and_shrink_with_it() -> None:
+    config = ExecutorConfig(chunk_s=0.001, window_s=0.002, bulk_s=0.004)
+    task = new_task(0.001)
+    assert [task.room(config, backlog=rows) for rows in (1, 4, 5, 12, 1000)] == [1, 1, 1, 3, 8]
+
+
+def test_chunks_do_not_grow_while_a_shard_is_about_to_leave() -> None:
+    config = ExecutorConfig(chunk_s=0.001, window_s=0.002, bulk_s=0.004)
+    task = new_task(0.001)
+    task.departures = 1
+    assert task.room(config, backlog=1000) == 1

@@ -29,7 +29,7 @@ class ExecutorConfig:
     """Forward outputs to destinations, or return each to the upstream that caused it."""
 
     window_s: float = 0.004
-    """How much work a task is given ahead of time; what a label has to wait for."""
+    """How much work a task is given ahead of time; what has to be done before a flush."""
 
     min_chunks: int = 2
     """How many chunks a task is given ahead of time, however dear they are."""
@@ -39,6 +39,18 @@ class ExecutorConfig:
 
     chunk_s: float = 0.002
     """How much work one chunk should be."""
+
+    bulk_s: float = 0.002
+    """How much work one chunk should be where its tuples are cheap; a window is two of them."""
+
+    moving_chunk_s: float = 0.001
+    """How much work one chunk may be while a shard is about to leave its task.
+
+    An operator that takes a chunk at a time cannot be interrupted within one.
+    """
+
+    bulk_rows: int = 64
+    """Tuples are cheap when this many are less than `chunk_s`: then a message costs more."""
 
     first_chunk_rows: int = 16
     """The size of chunks before anything has been measured."""
@@ -83,13 +95,21 @@ class ExecutorConfig:
     def __post_init__(self) -> None:
         for name in ("shards", "min_chunks", "first_chunk_rows", "max_chunk_rows", "max_moves"):
             _require_whole(name, getattr(self, name), least=1)
+        _require_whole("bulk_rows", self.bulk_rows, least=1)
         for name in ("min_credit_bytes", "output_bytes"):
             _require_whole(name, getattr(self, name), least=1)
         _require_whole("max_chunks", self.max_chunks, least=self.min_chunks)
         _require_whole("max_credit_bytes", self.max_credit_bytes, least=self.min_credit_bytes)
         _require("balance_threshold", self.balance_threshold, least=1)
         _require("chance", self.chance, least=0)
-        for name in ("window_s", "chunk_s", "credit_s", "load_half_life_s"):
+        for name in (
+            "window_s",
+            "chunk_s",
+            "bulk_s",
+            "moving_chunk_s",
+            "credit_s",
+            "load_half_life_s",
+        ):
             _require(name, getattr(self, name), least=1e-6)
         for name in ("steady_half_life_s", "backlog_horizon_s"):
             _require(name, getattr(self, name), least=1e-6)
@@ -107,12 +127,12 @@ def _require(name: str, value: float, *, least: float) -> None:
         raise BadValueError(name, f"be at least {least:g}", value)
 
 
-LIVE = ExecutorConfig(chunk_s=0.004, window_s=0.008)
-"""What executors are given unless somebody says otherwise.
+LIVE = ExecutorConfig(chunk_s=0.004, window_s=0.008, bulk_s=0.004)
+"""What executors are given unless the user says otherwise.
 
-A message between two processes costs about 0.15 ms of CPU time in all (docs/benchmarks.md), and a
-chunk takes two. So chunks and windows are twice as large as the core would have them; only when
-there is a backlog are they ever full.
+Passing a chunk on wakes up a task, the main process and a receiver, each of which finds its caches
+cold: 0.2 to 0.5 ms of CPU time in all (docs/benchmarks.md). Chunks are full only where tuples wait;
+there, smaller ones leave less of the machine for the work, and the median latency doubles.
 """
 
 BATCHES = ExecutorConfig(outputs="return", chunk_s=0.05, window_s=0.1)

@@ -187,6 +187,7 @@ class Coordinator:
         self._sources = tuple(Peer(name) for name in sources)
         self._sinks = tuple(Peer(name) for name in sinks)
         self._everybody = (*self._sources, *self._executors, *self._sinks)
+        self._known = frozenset(self._everybody)
         if len(set(self._everybody)) != len(self._everybody):
             raise BadValueError("names of participants", "differ", self._everybody)
         if not self._executors or not self._sources:
@@ -278,7 +279,7 @@ class Coordinator:
     def _on_prepared(self, event: ParticipantPrepared) -> list[Order]:
         self._require_attempt(event.attempt)
         expected = self.phase is CoordinatorPhase.ENDING and event.epoch == self.epoch
-        if not expected or event.who in self._prepared or event.who not in self._everybody:
+        if not expected or event.who in self._prepared or event.who not in self._known:
             raise OutOfOrderError(event.who, f"prepare epoch {self.epoch} once", event.epoch)
         self._prepared[event.who] = event.note
         if len(self._prepared) < len(self._everybody):
@@ -294,7 +295,7 @@ class Coordinator:
         return self._give_up(event.who, event.reason)
 
     def _give_up(self, who: Peer, reason: str) -> list[Order]:
-        if self.phase is CoordinatorPhase.IDLE or who not in self._everybody:
+        if self.phase is CoordinatorPhase.IDLE or who not in self._known:
             raise OutOfOrderError(who, f"be one of {self._everybody}, started", reason)
         if self.phase is CoordinatorPhase.WRITING:
             self._failure = self._failure or reason

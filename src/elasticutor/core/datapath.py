@@ -20,14 +20,19 @@ from elasticutor.core.flow import InputCredits, Outputs
 from elasticutor.core.ids import ChunkId, Epoch, Peer, TaskId
 from elasticutor.core.load import FloatArray, ShardLoads
 from elasticutor.core.metrics import ExecutorMetrics, Meter
+from elasticutor.core.parts import Part
 from elasticutor.core.receiver import Receiver
-from elasticutor.core.tasks import Flight, TaskView
+from elasticutor.core.tasks import TaskView
 from elasticutor.core.work import WorkLog, require_times
 from elasticutor.errors import BadValueError, OutOfOrderError, UnknownShardError
 
 Routed = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.intp]]
-"""The slot of each tuple of a batch, and its tuples per shard."""
+"""The slot of each tuple of a batch, and its tuples per shard; `_ONE` for a single tuple."""
 
+Answer = ev.ChunkProcessed | ev.ChunkProgressed
+"""What a task says of its oldest chunk."""
+
+_ONE = np.ones(1, np.intp)
 _ANYBODY = Peer("")  # forwarded outputs wait on nobody's account in particular
 _LEAST_BYTE_S = 1e-15  # work that takes no time at all is not measured, but not endless either
 _SMOOTHING = 0.1  # weight of the newest chunk in the executor's cost per byte
@@ -54,6 +59,7 @@ class DataPath:
         self._epochs = epochs
         self._emit = emit
         self._next_chunk = 0
+        self._boundary = 0  # the first chunk that is not of the epoch that ended last
         self._ended: dict[Peer, Epoch] = {}  # upstreams that wait for the last of their outputs
         self._inside = np.zeros(config.shards, dtype=np.int64)  # tuples not processed, per shard
         self._work = WorkLog(config.shards)
@@ -84,6 +90,8 @@ class DataPath:
         require_size("a batch", event.size)
         shards, most = event.shards, self._config.shards
         if shards.dtype.kind in "iu" and shards.ndim == 1:
+            if len(shards) == 1 and 0 <= shards[0] < most:
+                return self.receiver.slots(shards), _ONE
             try:
                 # The first refuses what is too large, the second what is negative.
                 return self.receiver.slots(shards), np.bincount(shards, minlength=most)
@@ -99,7 +107,10 @@ class DataPath:
         if not len(event.shards):
             self._return_credit({event.upstream: event.size})
             return
-        self._inside += per_shard
+        if per_shard is _ONE:
+            self._inside[event.shards[0]] += 1
+        else:
+            self._inside += per_shard
         self.receiver.arrive(event.upstream, event.batch, event.shards, event.size, now, slots)
         self.feed_all(now)
 
@@ -114,7 +125,7 @@ class DataPath:
     def feed(self, task: TaskView, now: float) -> None:
         """Fill a task's window from its queue."""
         while self.receiver.queued(task.slot):
-            rows = task.room(self._config)
+            rows = task.room(self._config, self._share(), self.receiver.backlog(task.slot))
             if rows == 0 or (not self._returns and self.outputs.blocked(_ANYBODY)):
                 return
             parts, rows = self.receiver.take(task.slot, rows, one_upstream=self._returns)
@@ -123,6 +134,16 @@ class DataPath:
             self._epochs.touched = True
             attempt, epoch = self._epochs.attempt, self._epochs.open
             self._emit(do.Dispatch(task.id, attempt, epoch, flight.chunk, parts))
+
+    def _share(self) -> int | None:
+        """How much of the rest of an epoch one chunk may have; None while more of it comes.
+
+        Half of what there is for each task: chunks shrink towards the end, and all end together.
+        """
+        if not self._epochs.all_marked:
+            return None
+        running = sum(task.running for task in self._tasks.values())
+        return -(-self.receiver.waiting // (2 * max(1, running)))
 
     @property
     def nearly_handed_out(self) -> bool:
@@ -144,13 +165,20 @@ class DataPath:
             if task.running and self.receiver.queued(task.slot) and not task.full(self._config)
         ]
 
-    def require_answer(self, task: TaskView, event: ev.ChunkProcessed) -> None:
+    def require_answer(self, task: TaskView, event: Answer) -> None:
         """Refuse an answer that is not the next one of the task, or cannot be."""
         if not task.flights or task.flights[0].chunk != event.chunk:
             expected = f"be {task.flights[0].chunk}" if task.flights else "have been handed over"
             raise OutOfOrderError(f"chunk answered by task {task.id}", expected, event.chunk)
         flight = task.flights[0]
-        require_times(event.useful_s, event.row_seconds, flight.rows)
+        rows = flight.rows
+        if isinstance(event, ev.ChunkProgressed):
+            rows = event.rows
+            if not 0 < rows < flight.rows:
+                raise OutOfOrderError(
+                    f"tuples done of chunk {event.chunk}", f"be 1 to {flight.rows - 1}", rows
+                )
+        require_times(event.useful_s, event.row_seconds, rows)
         upstream = flight.parts[0].batch.upstream
         for output in event.outputs:
             self.outputs.require(output.destination)
@@ -161,18 +189,19 @@ class DataPath:
                     "output", f"return to {upstream!r}, who sent the input", output.destination
                 )
 
-    def answered(self, task: TaskView, event: ev.ChunkProcessed, now: float) -> None:
-        """A task is done with its oldest chunk."""
-        flight = task.answered(event.useful_s)
-        size_in = self._settle_inputs(flight, event.useful_s)
+    def answered(self, task: TaskView, event: Answer, now: float) -> None:
+        """A task is done with its oldest chunk, or with the first tuples that were left of it."""
+        rows = event.rows if isinstance(event, ev.ChunkProgressed) else task.flights[0].rows
+        parts = task.answered(rows, event.useful_s)
+        size_in = self._settle_inputs(parts, event.useful_s)
         size_out = rows_out = 0
         for output in event.outputs:
             size_out += output.size
             rows_out += output.rows
         self._work.add(
             task.id,
-            flight.parts,
-            flight.rows,
+            parts,
+            rows,
             event.useful_s,
             event.row_seconds,
             size_in,
@@ -182,15 +211,15 @@ class DataPath:
         )
         if self._work.full:
             self._count_work()
-        self._take_outputs(event.outputs)
+        self._take_outputs(event.outputs, event.chunk)
         if self._ended:
-            self._return_marker(flight.parts[0].batch.upstream)
+            self._return_marker(parts[0].batch.upstream)
         self.feed(task, now)
 
-    def _settle_inputs(self, flight: Flight, useful_s: float) -> int:
+    def _settle_inputs(self, parts: Iterable[Part], useful_s: float) -> int:
         """Give credit back for what was processed; returns its bytes."""
         finished: dict[Peer, int] = {}
-        for part in flight.parts:
+        for part in parts:
             batch = part.batch
             done = batch.finish(part.count)
             finished[batch.upstream] = finished.get(batch.upstream, 0) + done
@@ -253,18 +282,32 @@ class DataPath:
             self.outputs.end_epoch(self._ended.pop(upstream), [upstream])
             self._send(upstream)
 
+    def begin_next_epoch(self) -> None:
+        """All tuples of an epoch are handed out: go on with those of the next."""
+        self._boundary = self._next_chunk
+        self.receiver.next_epoch()
+
+    @property
+    def awaits_last_epoch(self) -> bool:
+        """Whether tasks have yet to answer chunks of the epoch that ended last."""
+        return any(map(self.owes_last_epoch, self._tasks.values()))
+
+    def owes_last_epoch(self, task: TaskView) -> bool:
+        """Whether this task has."""
+        return bool(task.flights) and task.flights[0].chunk < self._boundary
+
     def end_epoch(self, epoch: Epoch) -> None:
-        """All outputs of the epoch are here: mark its end behind them, and go on with the next."""
+        """All outputs of the epoch are here: mark its end behind them, and send the next one's."""
         if not self._returns:
             self.outputs.end_epoch(epoch)
             for destination in self.outputs.destinations:
                 self._send(destination)
-        self.receiver.next_epoch()
 
-    def _take_outputs(self, outputs: tuple[ev.Output, ...]) -> None:
+    def _take_outputs(self, outputs: tuple[ev.Output, ...], chunk: ChunkId) -> None:
+        ahead = self._epochs.unsealed and chunk >= self._boundary and not self._returns
         destinations: dict[Peer, None] = {}
         for output in outputs:
-            self.outputs.add(output)
+            self.outputs.add(output, ahead=ahead)
             destinations[output.destination] = None
         for destination in destinations:
             self._send(destination)

@@ -18,6 +18,48 @@ GRANT_S = 10.0
 """How long a plan may wait for cores to become free before it is given up, in seconds."""
 
 
+class CoresInUse:
+    """Counts the cores that executors use on every node, executor by executor.
+
+    A core is in use from when it is promised until the task on it is gone. Who changes is counted
+    again, and nobody else: a cluster has many executors, and tasks come and go all the time.
+
+    Args:
+        shared: Executors that have only a part of a core, and so keep nobody from one.
+
+    Example:
+        >>> a, n = Peer("a"), NodeId("n")
+        >>> in_use = CoresInUse()
+        >>> in_use.set(a, promised={n: 1}, occupied={n: 2})
+        False
+        >>> dict(in_use.by_node)
+        {'n': 2}
+        >>> in_use.set(a, promised={n: 1}, occupied={n: 1})  # a task is gone
+        True
+    """
+
+    def __init__(self, shared: Collection[Peer] = frozenset()) -> None:
+        self._shared = frozenset(shared)
+        self._counted: dict[Peer, dict[NodeId, int]] = {}
+        self.by_node: Counter[NodeId] = Counter()
+
+    def set(self, who: Peer, promised: Cores, occupied: Cores) -> bool:
+        """Count what an executor uses now; returns whether it uses fewer cores on some node."""
+        if who in self._shared:
+            return False
+        before = self._counted.get(who, {})
+        now = {
+            node: max(promised.get(node, 0), occupied.get(node, 0))
+            for node in {*promised, *occupied}
+        }
+        self._counted[who] = now
+        for node, count in now.items():
+            self.by_node[node] += count - before.get(node, 0)
+        for node in before.keys() - now.keys():
+            self.by_node[node] -= before[node]
+        return any(now.get(node, 0) < count for node, count in before.items())
+
+
 class Dealing:
     """A plan on its way.
 
@@ -95,11 +137,23 @@ class Dealing:
             occupied: On which nodes it has tasks, those included that are about to leave.
             nodes: The cores of every node.
         """
-        used: Counter[NodeId] = Counter()
-        for who in {*promised, *occupied} - self._shared:
-            has, there = promised.get(who, {}), occupied.get(who, {})
-            for node in {*has, *there}:
-                used[node] += max(has.get(node, 0), there.get(node, 0))
+        in_use = CoresInUse(self._shared)
+        for who in {*promised, *occupied}:
+            in_use.set(who, promised.get(who, {}), occupied.get(who, {}))
+        return self.grant_from(promised, in_use, nodes)
+
+    def grant_from(
+        self, promised: Mapping[Peer, Cores], in_use: CoresInUse, nodes: Mapping[NodeId, int]
+    ) -> dict[Peer, dict[NodeId, int]]:
+        """The same, where a count of the cores in use is kept from step to step.
+
+        Args:
+            promised: What every executor of `waiting` has been told to have.
+            in_use: The cores that all executors of the cluster use; those granted now are not among
+                them until they are counted.
+            nodes: The cores of every node.
+        """
+        used = Counter(in_use.by_node)
         orders: dict[Peer, dict[NodeId, int]] = {}
         for who, target in list(self._left.items()):
             cores = dict(promised[who])

@@ -18,12 +18,19 @@ import numpy as np
 from elasticutor.core.allocation import Demand, Job
 from elasticutor.core.ids import Peer
 from elasticutor.core.load import SHORTEST_S
-from elasticutor.core.metrics import MOST_BLOCKED, ExecutorMetrics
+from elasticutor.core.metrics import ExecutorMetrics
 from elasticutor.core.seen import ExecutorSeen, SourceSeen, TopologySeen
 from elasticutor.errors import BadValueError
 
 HORIZON_S = 1.0
 """The time within which a backlog should be worked off."""
+
+MOST_BLOCKED = 0.99
+"""A source that was blocked for longer than this share counts as blocked for this share.
+
+The little that it could send says little about what it would have sent, so that one measurement
+stretches it a hundredfold at most.
+"""
 
 CHANCE = 2.0
 """So many standard deviations a count may be off by chance; that of a Poisson count is its root."""

@@ -3,8 +3,9 @@
 An event says what *has happened*; it is handed to `ElasticExecutor.handle`, which answers with
 instructions (`elasticutor.core.instructions`). Who sends it is the heading it stands under.
 
-What one sender sends arrives in the order sent: a task's answer to a label or a flush is behind its
-answers to the chunks before it. Between senders nothing is assumed.
+What one sender sends arrives in the order sent: a task's answer to a flush is behind its answers to
+the chunks before it, and its answer to a label behind those to all tuples of the shard that it has
+processed. Between senders nothing is assumed.
 """
 
 from __future__ import annotations
@@ -126,16 +127,6 @@ class MarkerArrived:
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class OfferMeasured:
-    """An upstream has sent so much, and for a share of the time waited for credit."""
-
-    upstream: Peer
-    attempt: Attempt
-    sent_rows: int
-    blocked_share: float
-
-
 # From destinations of outputs --------------------------------------------------------------------
 
 
@@ -175,14 +166,47 @@ class ChunkProcessed:
     """Time per tuple, where tuples are processed singly."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ChunkProgressed:
+    """The task is done with the first tuples of a chunk, and this came out of them.
+
+    Sent when a label interrupts a chunk; the rest is answered by `ChunkProcessed`, if the label
+    leaves anything of it.
+    """
+
+    task: TaskId
+    attempt: Attempt
+    chunk: ChunkId
+    rows: int
+    """How many of those that were left of the chunk, in their order."""
+    useful_s: float
+    outputs: tuple[Output, ...] = ()
+    row_seconds: npt.NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWritten:
+    """What the task had changed in the shard is in the store; tuples still flow."""
+
+    task: TaskId
+    move: MoveId
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class LabelReached:
-    """Every tuple of the shard handed to the task is processed, and its state is in the store."""
+    """The task is done with the shard, whose state is in the store; the rest of it comes back.
+
+    The task has not begun the tuples of the shard that are left in its chunks, and leaves them out.
+    The main process knows which they are: all that no answer has covered.
+    """
 
     task: TaskId
     move: MoveId
     size: int
     """Bytes of changed state that had to be written for it."""
+    returned: int = 0
+    """How many tuples come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +216,8 @@ class TaskFlushed:
     task: TaskId
     attempt: Attempt
     epoch: Epoch
+    pause_s: float = 0.0
+    """The longest stretch of time for which this kept the task from its tuples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,9 +310,10 @@ Event = (
     | AttemptFailed
     | TuplesArrived
     | MarkerArrived
-    | OfferMeasured
     | CreditGranted
     | ChunkProcessed
+    | ChunkProgressed
+    | ShardWritten
     | LabelReached
     | TaskFlushed
     | TaskReset
@@ -304,6 +331,7 @@ MOVE_EVENTS = (
     BalanceDue,
     MoveAsked,
     CoreTaken,
+    ShardWritten,
     LabelReached,
     ShardOpened,
     CopyArrived,

@@ -341,10 +341,16 @@ class ElasticExecutor:
             return
         task = self._crew.require(event.task)
         self._data.require_answer(task, event)
-        task.answered_at = now
         self._data.answered(task, event, now)
         self._try_to_end_epoch(now)
         self._retire(task, now)
+
+    def _on_chunk_progressed(self, event: ev.ChunkProgressed, now: float) -> None:
+        self.epochs.require_attempt(event.attempt)
+        if self.phase is Phase.RUNNING:
+            task = self._crew.require(event.task)
+            self._data.require_answer(task, event)
+            self._data.answered(task, event, now)
 
     def _on_credit_granted(self, event: ev.CreditGranted, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
@@ -445,18 +451,21 @@ class ElasticExecutor:
     def _on_shard_opened(self, event: ev.ShardOpened, now: float) -> None:
         self._moves.opened(self._moves.require(event.move, MovePhase.OPENING))
 
+    def _on_shard_written(self, event: ev.ShardWritten, now: float) -> None:
+        require_size("written state", event.size)
+        self._moves.written(self._moves.require_from(event, MovePhase.WRITING), now)
+
     def _on_copy_arrived(self, event: ev.CopyArrived, now: float) -> None:
         require_size("copy", event.size)
         self._moves.copied(self._moves.require(event.move, MovePhase.COPYING), event.size, now)
 
     def _on_label_reached(self, event: ev.LabelReached, now: float) -> None:
         require_size("flushed state", event.size)
-        move = self._moves.require(event.move, MovePhase.DRAINING)
-        if move.source != event.task:
-            raise OutOfOrderError(f"label of move {move.id}", f"reach {move.source}", event.task)
-        flights = self.tasks[event.task].flights
-        if flights and flights[0].chunk <= move.behind:
-            raise OutOfOrderError(f"task {event.task}", "answer its chunks first", event)
+        move = self._moves.require_from(event, MovePhase.DRAINING)
+        left = self.tasks[event.task].unanswered(move.shard)
+        if left != event.returned:
+            must = f"answer its chunks first, or return {left} tuples of shard {move.shard}"
+            raise OutOfOrderError(f"task {event.task}", must, event)
         self._moves.drained(move, now)
         self._moved(move, now)
 
@@ -488,8 +497,14 @@ class ElasticExecutor:
             self._try_to_end_epoch(now)
 
     def _try_to_end_epoch(self, now: float) -> None:
-        if self.phase is Phase.RUNNING:
-            self._sealing.try_to_flush(now)
+        if self.phase is not Phase.RUNNING:
+            return
+        ended = self._sealing.try_to_flush(now)
+        sealed = self._sealing.try_to_seal()
+        if ended:
+            self._arrange(now)
+        if ended or sealed:  # the outputs of a sealed epoch may have been what was in the way
+            self._data.feed_all(now)
 
     def _on_task_flushed(self, event: ev.TaskFlushed, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
@@ -497,8 +512,6 @@ class ElasticExecutor:
             return
         self._crew.require(event.task)
         if self._sealing.flushed(event, now):
-            self._arrange(now)
-            self._data.feed_all(now)
             self._retire_all(now)
 
     def _on_increment_persisted(self, event: ev.IncrementPersisted, now: float) -> None:
@@ -514,11 +527,6 @@ class ElasticExecutor:
             self._sealing.committed(event)
 
     # Measurements
-
-    def _on_offer_measured(self, event: ev.OfferMeasured, now: float) -> None:
-        self.epochs.require_attempt(event.attempt)
-        self._data.credits.require(event.upstream)
-        self._data.meter.offered(event.sent_rows, event.blocked_share)
 
     def _on_state_measured(self, event: ev.StateMeasured, now: float) -> None:
         self._crew.require_store(event.node)
@@ -551,9 +559,10 @@ _HANDLERS: dict[type, Callable[[ElasticExecutor, Any, float], None]] = {
     ev.AttemptFailed: ElasticExecutor._on_attempt_failed,
     ev.TuplesArrived: ElasticExecutor._on_tuples_arrived,
     ev.MarkerArrived: ElasticExecutor._on_marker_arrived,
-    ev.OfferMeasured: ElasticExecutor._on_offer_measured,
     ev.CreditGranted: ElasticExecutor._on_credit_granted,
     ev.ChunkProcessed: ElasticExecutor._on_chunk_processed,
+    ev.ChunkProgressed: ElasticExecutor._on_chunk_progressed,
+    ev.ShardWritten: ElasticExecutor._on_shard_written,
     ev.LabelReached: ElasticExecutor._on_label_reached,
     ev.TaskFlushed: ElasticExecutor._on_task_flushed,
     ev.TaskReset: ElasticExecutor._on_task_reset,

@@ -92,6 +92,8 @@ class _Outlet:
     sent: int = 0
     buffered: int = 0
     waiting: deque[Output | Epoch] = field(default_factory=deque)
+    ahead: list[Output] = field(default_factory=list)
+    """Outputs of the next epoch, which wait for the marker of this one."""
 
 
 class Outputs:
@@ -115,17 +117,24 @@ class Outputs:
         if destination not in self._outlets:
             raise UnknownPeerError("destination", f"be one of {sorted(self._outlets)}", destination)
 
-    def add(self, output: Output) -> None:
-        """Put an output behind the others for its destination."""
+    def add(self, output: Output, *, ahead: bool = False) -> None:
+        """Put an output behind the others for its destination.
+
+        Args:
+            output: The output.
+            ahead: Whether it is of the next epoch: then it waits for the marker of this one.
+        """
         outlet = self._outlets[output.destination]
-        outlet.waiting.append(output)
+        (outlet.ahead if ahead else outlet.waiting).append(output)
         outlet.buffered += output.size
         self._buffered += output.size
 
     def end_epoch(self, epoch: Epoch, destinations: Iterable[Peer] | None = None) -> None:
         """Put a marker behind the outputs for these destinations; None: for all of them."""
         for destination in self._outlets if destinations is None else destinations:
-            self._outlets[destination].waiting.append(epoch)
+            outlet = self._outlets[destination]
+            outlet.waiting += [epoch, *outlet.ahead]
+            outlet.ahead.clear()
 
     def require_rising(self, destination: Peer, total: int) -> int:
         """Refuse a credit that is below an earlier one; returns by how much it is above."""
@@ -164,7 +173,7 @@ class Outputs:
     @property
     def empty(self) -> bool:
         """Whether everything has been sent, markers included."""
-        return not any(outlet.waiting for outlet in self._outlets.values())
+        return not any(outlet.waiting or outlet.ahead for outlet in self._outlets.values())
 
     def buffered(self, upstream: Peer) -> int:
         """Bytes of outputs that wait on account of this upstream."""

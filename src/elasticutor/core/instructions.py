@@ -31,8 +31,24 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True)
+class WriteShard:
+    """Let the task write what it has changed in the shard, and go on working on it.
+
+    Answered by `ShardWritten`, when it suits the task: the shard's tuples flow meanwhile, and the
+    label has little left to write.
+    """
+
+    task: TaskId
+    move: MoveId
+    shard: ShardId
+
+
+@dataclass(frozen=True, slots=True)
 class SendLabel:
-    """Put a label behind every tuple of the shard that the task was given."""
+    """Let the task be done with the shard: tuples of it that are not begun come back.
+
+    Answered by `LabelReached`, before the next tuple.
+    """
 
     task: TaskId
     move: MoveId
@@ -41,7 +57,7 @@ class SendLabel:
 
 @dataclass(frozen=True, slots=True)
 class FlushTask:
-    """Let the task write everything it changed in the epoch to the store."""
+    """Let the task write everything it changed in the epoch to the store, while it works on."""
 
     task: TaskId
     attempt: Attempt
@@ -257,9 +273,9 @@ class ReportSealed:
     align_s: float
     """From the first marker until all had come, and the epoch's tuples were handed to tasks."""
     flush_s: float
-    """From then until the last task had written its changes."""
+    """From then until the last task had written its changes, beside the next epoch's tuples."""
     pause_s: float = 0.0
-    """Of that, the longest that a task had no tuple to process: what is felt of the epoch's end."""
+    """The longest that this kept a task from its tuples at a time: what is felt of the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +287,7 @@ class ReportHotShards:
 
 Instruction = (
     Dispatch
+    | WriteShard
     | SendLabel
     | FlushTask
     | ResetTask
@@ -296,7 +313,7 @@ Instruction = (
     | ReportHotShards
 )
 
-TO_TASK = (Dispatch, SendLabel, FlushTask, ResetTask)
+TO_TASK = (Dispatch, WriteShard, SendLabel, FlushTask, ResetTask)
 TO_NODE = (
     OpenStore,
     StartTask,

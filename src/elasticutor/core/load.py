@@ -67,6 +67,8 @@ def require_amounts(who: str, amounts: npt.NDArray[Any], length: int) -> None:
     if amounts.shape != (length,):
         raise BadValueError(who, f"be an array of {length}", f"shape {amounts.shape}")
     # Written so that NaN is refused too: it is not at least 0.
+    if length == 1 and 0 <= amounts[0] < math.inf:
+        return
     if length and not (amounts.min() >= 0 and amounts.max() < math.inf):
         wrong = amounts[~((amounts >= 0) & np.isfinite(amounts))][0]
         raise BadValueError(who, "be finite and at least 0", wrong.item())

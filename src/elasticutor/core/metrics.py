@@ -25,13 +25,6 @@ from elasticutor.core.load import SHORTEST_S, FloatArray, IntArray, require_amou
 from elasticutor.core.work import WorkDone
 from elasticutor.errors import BadValueError, UnknownShardError
 
-MOST_BLOCKED = 0.99
-"""An upstream that was blocked for longer than this share counts as blocked for this share.
-
-The little that it could send says little about what it would have sent, so that one measurement
-stretches it a hundredfold at most.
-"""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExecutorMetrics:
@@ -64,9 +57,6 @@ class ExecutorMetrics:
 
     bytes_arrived: int
     """Their size."""
-
-    rows_offered: float
-    """Rows that the upstreams would have sent had they not been blocked (an estimate)."""
 
     rows_processed: int
     """Rows that went through the operator."""
@@ -104,7 +94,8 @@ class ExecutorMetrics:
                 raise BadValueError(name, "be finite and at least 0", getattr(self, name))
         rows = np.array(self.shard_rows, dtype=np.int64)
         seconds = np.array(self.shard_seconds, dtype=np.float64)
-        require_amounts("shard_rows", rows, rows.size)
+        if rows.ndim != 1 or getattr(self.shard_rows, "dtype", None) not in _NEVER_NEGATIVE:
+            require_amounts("shard_rows", rows, rows.size)
         require_amounts("shard_seconds", seconds, len(rows))
         rows.setflags(write=False)
         seconds.setflags(write=False)
@@ -123,12 +114,20 @@ class ExecutorMetrics:
 
         The state is as large as it was in the later one, unless that has no length.
         """
+        return self.then_all((later,))
+
+    def then_all(self, later: Sequence[ExecutorMetrics]) -> ExecutorMetrics:
+        """This interval and the next ones of the same executor, as one; as `then`, but faster."""
+        for part in later:
+            self._same_shards(part)
+        parts = (self, *later)
+        last = next((part for part in reversed(parts) if part.seconds), self)
         return _joined(
-            (self, later),
-            seconds=self.seconds + later.seconds,
-            state_bytes=later.state_bytes if later.seconds else self.state_bytes,
-            backlog_rows=later.backlog_rows if later.seconds else self.backlog_rows,
-            shards=self._same_shards(later),
+            parts,
+            seconds=sum(part.seconds for part in parts),
+            state_bytes=last.state_bytes,
+            backlog_rows=last.backlog_rows,
+            shards=self.shards,
         )
 
     def beside(self, other: ExecutorMetrics) -> ExecutorMetrics:
@@ -172,11 +171,6 @@ class ExecutorMetrics:
     def arrival_rate(self) -> float:
         """Rows that arrived per second (λ), throttled by back-pressure."""
         return _per(self.rows_arrived, self.seconds)
-
-    @property
-    def offered_rate(self) -> float:
-        """Rows per second that the upstreams would send if nothing blocked them: the demand."""
-        return _per(self.rows_offered, self.seconds)
 
     @property
     def service_rate(self) -> float:
@@ -257,11 +251,11 @@ class ExecutorMetrics:
         return partial(ExecutorMetrics, **values), ()
 
 
+_NEVER_NEGATIVE = (np.dtype(np.uint16), np.dtype(np.uint32))  # nor too large for 64 bits
 _SUMS = (
     "core_seconds",
     "rows_arrived",
     "bytes_arrived",
-    "rows_offered",
     "rows_processed",
     "rows_out",
     "useful_s",
@@ -272,7 +266,6 @@ _AMOUNTS = ("seconds", "state_bytes", "backlog_rows", *_SUMS)
 _DERIVED = (
     "cores",
     "arrival_rate",
-    "offered_rate",
     "service_rate",
     "utilisation",
     "selectivity",
@@ -326,12 +319,12 @@ class Meter:
 
     Example:
         >>> meter = Meter(shards=256, now=0.0)
-        >>> meter.offered(sent_rows=100, blocked_share=0.75)
+        >>> meter.arrived(rows=100)
         >>> meter.latency(0.005, count=100)
         >>> meter.set_cores(3, now=1.0)
         >>> metrics = meter.snapshot(now=2.0)
-        >>> metrics.offered_rate, metrics.latency.count, metrics.cores
-        (200.0, 100, 2.0)
+        >>> metrics.arrival_rate, metrics.latency.count, metrics.cores
+        (50.0, 100, 2.0)
     """
 
     def __init__(self, shards: int, now: float, cores: float = 1.0) -> None:
@@ -352,7 +345,6 @@ class Meter:
         self._core_seconds = 0.0
         self._rows_arrived = 0
         self._bytes_arrived = 0
-        self._rows_offered = 0.0
         self._rows_processed = 0
         self._rows_out = 0
         self._useful_s = 0.0
@@ -369,17 +361,6 @@ class Meter:
         # int(), here and below: a numpy int of 32 bits would turn the sum into one.
         self._rows_arrived += int(rows)
         self._bytes_arrived += int(size_bytes)
-
-    def offered(self, sent_rows: float, blocked_share: float) -> None:
-        """An upstream sent so many rows and was blocked for a share of the time.
-
-        What it would have sent in all of the time is `sent_rows / (1 - blocked_share)`. Ask about
-        spans long enough for the upstream to have been free for a part of them.
-        """
-        _require_amount("sent rows", sent_rows)
-        if not 0.0 <= blocked_share <= 1.0:
-            raise BadValueError("blocked share", "be 0 to 1", blocked_share)
-        self._rows_offered += float(sent_rows) / (1.0 - min(blocked_share, MOST_BLOCKED))
 
     def processed(
         self,
@@ -439,7 +420,6 @@ class Meter:
             seconds=now - self._start,
             rows_arrived=self._rows_arrived,
             bytes_arrived=self._bytes_arrived,
-            rows_offered=self._rows_offered,
             rows_processed=self._rows_processed,
             rows_out=self._rows_out,
             useful_s=self._useful_s,

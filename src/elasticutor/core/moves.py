@@ -1,8 +1,8 @@
-"""The phases of moving one shard (paper 3.3, with a copy ahead of the pause).
+"""The phases of moving one shard (paper 3.3, with a write and a copy ahead of the pause).
 
 ```
-within a node:              [WAITING] → DRAINING → done
-to another node:  OPENING → COPYING → [WAITING] → DRAINING → MIGRATING → done
+within a node:              WRITING → [WAITING] → DRAINING → done
+to another node:  OPENING → WRITING → COPYING → [WAITING] → DRAINING → MIGRATING → done
 of a shard whose task is gone,
   with its state still on a node:      OPENING → COPYING → MIGRATING → done
   with its state in the checkpoint:                        RESTORING → done
@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from elasticutor.core.ids import ChunkId, MoveId, NodeId, ShardId, TaskId
+from elasticutor.core.ids import MoveId, NodeId, ShardId, TaskId
 from elasticutor.core.instructions import Cause, ReportMove
 
 
@@ -26,12 +26,14 @@ class MovePhase(Enum):
 
     OPENING = "opening"
     """The destination's node makes ready."""
+    WRITING = "writing"
+    """The source task writes what it has changed; tuples still flow."""
     COPYING = "copying"
     """A first copy of the state travels; tuples still flow."""
     WAITING = "waiting"
     """Ready for the label, which is not sent while an epoch ends."""
     DRAINING = "draining"
-    """The label is on its way behind the shard's last tuples."""
+    """The label is on its way to the source task, which gives back what it has not begun."""
     MIGRATING = "migrating"
     """What changed since the copy travels."""
     RESTORING = "restoring"
@@ -52,8 +54,6 @@ class Move:
     target: NodeId
     phase: MovePhase
     cause: Cause
-    behind: ChunkId = ChunkId(-1)
-    """The last chunk that the source task had been handed when the label was sent."""
     started_at: float = 0.0
     labelled_at: float = 0.0
     drained_at: float = 0.0
@@ -72,7 +72,7 @@ class Move:
     @property
     def awaits(self) -> str:
         """Who has to answer next, in words."""
-        if self.phase in (MovePhase.WAITING, MovePhase.DRAINING):
+        if self.phase in (MovePhase.WRITING, MovePhase.WAITING, MovePhase.DRAINING):
             return f"task {self.source}"
         return (
             f"node {self.target!r}"

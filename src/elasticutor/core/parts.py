@@ -5,6 +5,7 @@ The core never looks into a batch: it knows how many tuples it has, of which sha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -68,3 +69,15 @@ class Part:
 
     def __repr__(self) -> str:
         return f"Part({self.count} of batch {self.batch.number} from {self.batch.upstream})"
+
+
+def divided(parts: Sequence[Part], count: int) -> tuple[list[Part], list[Part]]:
+    """The first so many tuples of some parts, and the others."""
+    first: list[Part] = []
+    for number, part in enumerate(parts):
+        if part.count > count:
+            head, tail = part.split(count)
+            return [*first, head] if count else first, [tail, *parts[number + 1 :]]
+        first.append(part)
+        count -= part.count
+    return first, []

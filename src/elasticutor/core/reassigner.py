@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 
+from elasticutor.core.events import LabelReached, ShardWritten
 from elasticutor.core.ids import Epoch, MoveId, NodeId, ShardId, TaskId
 from elasticutor.core.instructions import (
     Cause,
@@ -18,6 +19,7 @@ from elasticutor.core.instructions import (
     RestoreShard,
     SendLabel,
     SendRest,
+    WriteShard,
 )
 from elasticutor.core.moves import Move, MovePhase
 from elasticutor.core.receiver import HELD, Receiver
@@ -84,7 +86,7 @@ class Reassigner:
         elif source is None:
             self._complete(move, 0, now)
         else:
-            self._ask_label(move, now)
+            self._write(move)
         return True
 
     def hold_labelled(self) -> None:
@@ -113,11 +115,29 @@ class Reassigner:
             raise OutOfOrderError(f"move {move_id}", f"be {expected}", move.phase.value)
         return move
 
+    def require_from(self, event: ShardWritten | LabelReached, phase: MovePhase) -> Move:
+        """The move that a task answers, if it is in this phase and the task is its source."""
+        move = self.require(event.move, phase)
+        if move.source != event.task:
+            raise OutOfOrderError(
+                f"order of move {move.id}", f"be answered by task {move.source}", event.task
+            )
+        return move
+
     def opened(self, move: Move) -> None:
         """The destination's node is ready."""
-        assert move.origin is not None  # a move without origin restores instead
-        move.phase = MovePhase.COPYING
-        self._emit(CopyShard(move.origin, move.id, move.shard, move.target))
+        if move.source is None:
+            self._copy(move)
+        else:
+            self._write(move)
+
+    def written(self, move: Move, now: float) -> None:
+        """What the source task had changed so far is in its node's store."""
+        if move.remote:
+            self._copy(move)
+        else:
+            self._ask_label(move, now)
+            self.hold_labelled()
 
     def copied(self, move: Move, size: int, now: float) -> None:
         """The first copy has arrived."""
@@ -129,7 +149,14 @@ class Reassigner:
             self.hold_labelled()
 
     def drained(self, move: Move, now: float) -> None:
-        """The source task is done with the shard, and its state is in the store."""
+        """The source task is done with the shard, and its state is in the store.
+
+        What it had not begun comes back before the shard's other tuples.
+        """
+        assert move.source is not None  # it was sent the label
+        source = self._tasks[move.source]
+        source.departures -= 1
+        self._receiver.take_back(move.shard, source.give_back(move.shard))
         move.drained_at = now
         if move.remote:
             self._send_rest(move)
@@ -152,6 +179,8 @@ class Reassigner:
         """Give up every move: each shard stays with whoever the routing table names."""
         self.moves.clear()
         self.labels_wait = False
+        for task in self._tasks.values():
+            task.departures = 0
 
     def settle(self) -> None:
         """Let the receiver route to the owners that the table names."""
@@ -213,6 +242,17 @@ class Reassigner:
             move.phase = MovePhase.RESTORING
             self._emit(RestoreShard(move.target, move.id, move.shard, base))
 
+    def _write(self, move: Move) -> None:
+        assert move.source is not None  # without one nothing is cached
+        move.phase = MovePhase.WRITING
+        self._tasks[move.source].departures += 1
+        self._emit(WriteShard(move.source, move.id, move.shard))
+
+    def _copy(self, move: Move) -> None:
+        assert move.origin is not None  # a move without origin restores instead
+        move.phase = MovePhase.COPYING
+        self._emit(CopyShard(move.origin, move.id, move.shard, move.target))
+
     def _send_rest(self, move: Move) -> None:
         assert move.origin is not None  # it has been copied from there
         move.phase = MovePhase.MIGRATING
@@ -228,9 +268,6 @@ class Reassigner:
         assert move.source is not None  # only an owned shard has tuples to drain
         move.phase = MovePhase.DRAINING
         move.labelled_at = now
-        flights = self._tasks[move.source].flights
-        if flights:
-            move.behind = flights[-1].chunk
         self._unheld.append(move.shard)
         self._emit(SendLabel(move.source, move.id, move.shard))
 

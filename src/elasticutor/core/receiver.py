@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,10 @@ from elasticutor.core.parts import Batch, Part, ShardArray
 
 HELD = 0
 """The slot of shards that no task may work on now; tasks have the slots from 1 on."""
+
+_COUNTED = 64
+"""Parts of a queue that are looked at to see how long it is."""
+_FIRST: npt.NDArray[np.intp] = np.zeros(1, np.intp)
 
 
 class Receiver:
@@ -122,6 +127,13 @@ class Receiver:
         """Whether any tuple waits for the task of this slot."""
         return bool(self._queues[slot])
 
+    def backlog(self, slot: int) -> int:
+        """How many tuples wait for the task of this slot; no more are counted than matter."""
+        queue = self._queues[slot]
+        if len(queue) == 1:
+            return queue[0].count
+        return sum(part.count for part in islice(queue, _COUNTED))
+
     def take(self, slot: int, rows: int, *, one_upstream: bool) -> tuple[list[Part], int]:
         """Take about so many tuples out of a task's queue, the oldest first; and count them.
 
@@ -184,6 +196,22 @@ class Receiver:
         self._slot_of[shard] = slot
         self._queues[slot].extend(self._held.pop(shard, ()))
 
+    def take_back(self, shard: ShardId, parts: Iterable[Part]) -> None:
+        """Put a held shard's tuples that a task was given and has not begun before all others."""
+        by_upstream: dict[Peer, list[Part]] = {}
+        for part in parts:
+            self._routed += part.count
+            by_upstream.setdefault(part.batch.upstream, []).append(part)
+        front: list[Part] = []
+        for upstream, mine in by_upstream.items():
+            if upstream in self._parked:
+                # Of one batch, those that come back came before those that wait: sorting keeps it.
+                self._parked[upstream] = sorted([*mine, *self._parked[upstream]], key=_by_arrival)
+            else:
+                front += mine
+        if front:
+            self._held[shard] = [*front, *self._held.get(shard, ())]
+
     # Upstreams
 
     def park(self, upstream: Peer) -> None:
@@ -224,18 +252,23 @@ class Receiver:
         slots: npt.NDArray[np.integer[Any]],
     ) -> None:
         """Queue tuples for the tasks that own their shards; without `rows`, the whole batch."""
+        if len(slots) == 1:  # by far the most common when latency counts, and by far cheaper
+            self._queue_at(int(slots[0]), Part(batch, _FIRST if rows is None else rows, shards))
+            return
         order = slots.argsort(kind="stable")
         rows = order if rows is None else rows.take(order)
         shards = shards.take(order)
         start = 0
         for slot, end in enumerate(np.bincount(slots).cumsum().tolist()):
             if end > start:
-                picked = Part(batch, rows[start:end], shards[start:end])
-                if slot == HELD:
-                    self._hold_back(picked)
-                else:
-                    self._queues[slot].append(picked)
+                self._queue_at(slot, Part(batch, rows[start:end], shards[start:end]))
                 start = end
+
+    def _queue_at(self, slot: int, part: Part) -> None:
+        if slot == HELD:
+            self._hold_back(part)
+        else:
+            self._queues[slot].append(part)
 
     def _hold_back(self, part: Part) -> None:
         shards = set(part.shards.tolist())

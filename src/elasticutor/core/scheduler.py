@@ -22,7 +22,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from heapq import heapify, heappop, heapreplace
+from heapq import heappop, heappush
 
 from elasticutor.core.allocation import FULL, Allocation, Demand, Job, allocate
 from elasticutor.core.assignment import Assignment, Holding, assign, assign_naively
@@ -108,6 +108,10 @@ class _Memory:
     since: float
     """When it was first seen."""
     changed_at: float = -math.inf
+    backlog: float = math.inf
+    """The least that has waited since its cores changed, in cores' worth."""
+    lowered_at: float = -math.inf
+    """When that was."""
 
 
 class Scheduler:
@@ -148,8 +152,9 @@ class Scheduler:
             entry_rates[topology.name] = sum(offered)
         proposal = _Proposal(cluster, topologies, loads, entry_rates, config)
         settled = now - self._planned_at >= config.settle_s
+        self._note_backlogs(now, loads)
         if now - self._planned_at < config.cooldown_s:
-            settled = settled and not _copes(cluster, topologies, loads)
+            settled = settled and not self._copes(now, cluster, topologies, loads)
         urgent = cluster.unplaced or (settled and proposal.certain_gain >= config.urgent)
         if urgent:
             self._remember(now, loads, entry_rates, weight=1.0)
@@ -164,6 +169,39 @@ class Scheduler:
         if cluster.crowded:
             return self._share_out(now, proposal, urgent)
         return self._deal_out(now, proposal, urgent)
+
+    def _note_backlogs(self, now: float, loads: Mapping[Peer, Load]) -> None:
+        """Take note of whose backlog falls."""
+        for who, load in loads.items():
+            memory = self._memory.get(who)
+            backlog = load.useful_work - load.coming_work
+            if memory is not None and backlog < _LOWER * memory.backlog:
+                memory.backlog, memory.lowered_at = backlog, now
+
+    def _copes(
+        self,
+        now: float,
+        cluster: _Cluster,
+        topologies: Sequence[TopologySeen],
+        loads: Mapping[Peer, Load],
+    ) -> bool:
+        """Whether all executors have cores enough for what comes, and only a backlog to work off.
+
+        To deal the cores out again meanwhile would delay that. But cores may do less than was
+        measured while they had less to do: who has enough of them, and yet a backlog that has not
+        fallen for a while, does not cope.
+        """
+        if any(source.rate == math.inf for seen in topologies for source in seen.sources):
+            return False
+        for who, have in cluster.have.items():
+            load, memory = loads[who], self._memory.get(who)
+            if load.coming_work > FULL * have:
+                return False
+            backlog = load.useful_work - load.coming_work
+            stuck = memory is not None and now - memory.lowered_at >= self.config.settle_s
+            if stuck and backlog > _STUCK * have:
+                return False
+        return True
 
     def _remember(
         self,
@@ -221,6 +259,7 @@ class Scheduler:
                     growing.append(who)
             elif config.gives_back and have > need[who] and not left_alone and not is_new:
                 giving.append(who)
+        roomy: Mapping[Peer, float] = {}
         if growing or giving:
             roomy = proposal.with_reserve().cores
             for who in growing:
@@ -230,7 +269,7 @@ class Scheduler:
                     wanted[who] = min(wanted[who], int(max(need[who], roomy[who])))
         over = sum(wanted.values()) - cluster.total
         if over > 0:
-            _trim(wanted, need, cluster.have, over)
+            _trim(wanted, need, roomy, cluster.have, over)
         return wanted
 
     # Where executors outnumber cores
@@ -263,7 +302,9 @@ class Scheduler:
             return None
         self._planned_at = now
         for who in changed:
-            self._memory[who].changed_at = now
+            memory = self._memory[who]
+            memory.changed_at = memory.lowered_at = now
+            memory.backlog = math.inf
         return Plan(
             cores,
             proposal.reasons(changed, cores, shared),
@@ -275,6 +316,8 @@ class Scheduler:
 
 
 _SMOOTHING = 0.5  # weight of the newest measurement
+_LOWER = 0.95  # a backlog that is lower by less than this has not fallen
+_STUCK = 0.1  # the backlog that is left alone, in cores' worth for each core
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,18 +485,6 @@ class _Proposal:
         return reasons
 
 
-def _copes(
-    cluster: _Cluster, topologies: Sequence[TopologySeen], loads: Mapping[Peer, Load]
-) -> bool:
-    """Whether everybody has cores enough for what comes, and only has to work off a backlog.
-
-    To deal the cores out anew while it does would delay that.
-    """
-    if any(source.rate == math.inf for seen in topologies for source in seen.sources):
-        return False
-    return all(loads[who].coming_work <= FULL * have for who, have in cluster.have.items())
-
-
 def _fall(before: float, after: float) -> float:
     """The share by which something falls."""
     if math.isinf(before):
@@ -514,25 +545,31 @@ def _strain(
 
 
 def _trim(
-    wanted: dict[Peer, int], need: Mapping[Peer, float], have: Mapping[Peer, int], over: int
+    wanted: dict[Peer, int],
+    need: Mapping[Peer, float],
+    roomy: Mapping[Peer, float],
+    have: Mapping[Peer, int],
+    over: int,
 ) -> None:
     """Let those do with less who want more than they need, the largest surplus first.
 
-    Reserves that nobody has yet come before what somebody would have to give.
+    What an executor has beyond its reserve comes first, since it lies idle while another has a
+    rush; then reserves that are not there yet; then those that an executor would have to give.
     """
-    heap = [
-        (wanted[who] <= have[who], need[who] - wanted[who], who)
-        for who in wanted
-        if wanted[who] > need[who]
-    ]
-    heapify(heap)
+    heap: list[tuple[int, float, Peer]] = []
+
+    def push(who: Peer) -> None:
+        surplus = need[who] - wanted[who]
+        if surplus < 0:
+            idle = who in roomy and wanted[who] > max(need[who], roomy[who])
+            heappush(heap, (0 if idle else 1 + (wanted[who] <= have[who]), surplus, who))
+
+    for who in wanted:
+        push(who)
     for _ in range(over):
-        has_it, surplus, who = heap[0]
+        *_, who = heappop(heap)
         wanted[who] -= 1
-        if surplus + 1 < 0:
-            heapreplace(heap, (has_it, surplus + 1, who))
-        else:
-            heappop(heap)
+        push(who)
 
 
 def _assigned(

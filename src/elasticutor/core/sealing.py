@@ -1,9 +1,11 @@
 """How an epoch ends inside an executor: markers, flushes, increments, and the commit.
 
-When every upstream has marked its end and all tuples before that are handed out, the tasks flush
-behind them. Then the epoch is sealed: its marker goes on, nodes persist what has changed, and the
-next epoch flows meanwhile. When all of it is persisted the epoch is prepared, and whoever drives
-the epochs commits it.
+When every upstream has marked its end and all tuples before that are handed out, the tasks are
+told to flush behind them, and the tuples of the next epoch follow at once: a task sets apart what
+it changed, and writes that while it works on. When the last chunk of the epoch is answered it is
+sealed: its marker goes on, and behind it the outputs that the next epoch has had so far. When all
+tasks have written, nodes persist what has changed. When all of that is persisted the epoch is
+prepared, and whoever drives the epochs commits it.
 """
 
 from __future__ import annotations
@@ -49,11 +51,14 @@ class Sealing:
         self._data.receiver.wait_ahead(event.upstream)
         self._data.end_upstream(event.upstream, event.epoch)
 
-    def try_to_flush(self, now: float) -> None:
-        """When all tuples of the epoch are handed out, let the tasks flush behind them."""
+    def try_to_flush(self, now: float) -> bool:
+        """When all tuples of the epoch are handed out, let the tasks flush behind them.
+
+        Returns whether that is so: then the next epoch is open.
+        """
         at = self._epochs
-        if not at.marked or not at.all_marked or at.still_to_flush:
-            return
+        if not at.marked or not at.all_marked:
+            return False
         # A shard on the move would have to be waited for. But where much is left to do, which is
         # what a batch is like that was sent at once, it pays to go on balancing.
         waited, self._moves.labels_wait = self._moves.labels_wait, self._data.nearly_handed_out
@@ -61,49 +66,59 @@ class Sealing:
             self._moves.send_waiting_labels(now)
         unplaced = None in self._moves.table.owners
         if not self._data.receiver.empty or self._moves.holding or unplaced:
-            return
+            return False
         running = self._crew.running
-        at.flushing = {task.id for task in running}
-        at.flushing_at = now
+        epoch = at.end({task.id for task in running}, now)
         for task in running:
-            self._emit(do.FlushTask(task.id, at.attempt, at.open))
+            self._emit(do.FlushTask(task.id, at.attempt, epoch))
+        self._data.begin_next_epoch()
+        self._moves.labels_wait = False
+        self._moves.send_waiting_labels(now)
+        return True
+
+    def try_to_seal(self) -> bool:
+        """When all chunks of the ending epoch are answered, pass its end on; whether that is so."""
+        at = self._epochs
+        if not at.unsealed or self._data.awaits_last_epoch:
+            return False
+        self._data.end_epoch(at.seal())
+        return True
 
     def flushed(self, event: ev.TaskFlushed, now: float) -> bool:
-        """A task has flushed; returns whether the epoch is sealed by that."""
+        """A task has written the ending epoch; returns whether it was the last one to."""
         at, task = self._epochs, event.task
-        if task not in at.still_to_flush or event.epoch != at.open:
+        if task not in at.still_to_flush or event.epoch != at.ending:
             raise OutOfOrderError(f"task {task}", "have been told to flush", event.epoch)
-        if self._crew.tasks[task].flights:
+        if self._data.owes_last_epoch(self._crew.tasks[task]):
             raise OutOfOrderError(f"task {task}", "answer its chunks first", event.epoch)
         at.still_to_flush.discard(task)
+        at.pause_s = max(at.pause_s, event.pause_s)
         if not at.still_to_flush:
-            self._seal(now)
+            self._persist(now)
             return True
         return False
 
-    def _seal(self, now: float) -> None:
-        """The epoch is complete: pass it on, make it durable, and go on with the next."""
+    def _persist(self, now: float) -> None:
+        """Everything that the epoch changed is in the stores: make it durable.
+
+        A shard that has moved since the epoch ended has brought its changes along.
+        """
         at = self._epochs
         shards_on: dict[NodeId, list[ShardId]] = {}
         for shard, home in enumerate(self._moves.homes):
             assert home is not None  # an epoch ends only when every shard is placed
             shards_on.setdefault(home, []).append(ShardId(shard))
-        epoch = at.seal(set(shards_on))
-        self._data.end_epoch(epoch)
+        epoch = at.persist(set(shards_on))
         for node, shards in sorted(shards_on.items()):
             self._emit(do.PersistIncrement(node, at.attempt, epoch, tuple(shards)))
         flush_s, align_s = now - at.flushing_at, at.flushing_at - at.marked_at
-        idle_since = [max(at.flushing_at, task.answered_at) for task in self._crew.running]
-        pause_s = now - min(idle_since, default=now)
-        self._emit(do.ReportSealed(at.attempt, epoch, align_s, flush_s, pause_s))
-        self._moves.labels_wait = False
-        self._moves.send_waiting_labels(now)
+        self._emit(do.ReportSealed(at.attempt, epoch, align_s, flush_s, at.pause_s))
 
     def persisted(self, event: ev.IncrementPersisted) -> None:
         """A node has made durable what has changed there."""
         at = self._epochs
         waiting = at.persisting or set()
-        if event.node not in waiting or event.epoch != at.sealed:
+        if event.node not in waiting or event.epoch != at.ending:
             raise OutOfOrderError(f"node {event.node!r}", "have been told to persist", event.epoch)
         waiting.discard(event.node)
         if event.note is not None:

@@ -1,8 +1,8 @@
 """What the main process knows of each of its tasks, and how much it gives each ahead of time.
 
-Binding is late: tuples wait in the main process, and a task is handed only a small window of work,
-so that the time to drain a shard does not grow with the backlog (the label waits behind the window
-and nothing else).
+Binding is late: tuples wait in the main process, and a task is handed only a small window of work.
+A label interrupts that window: the tuples of its shard that the task has not begun come back, so
+that the time to drain a shard is that of one tuple and does not grow with the backlog.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.ids import ChunkId, NodeId, TaskId
-from elasticutor.core.parts import Part
+from elasticutor.core.ids import ChunkId, NodeId, ShardId, TaskId
+from elasticutor.core.parts import Part, divided
 from elasticutor.core.receiver import HELD
 
+_LEAST_CHUNK_S = 0.002  # a chunk of less work costs as much as it does
+_MANY_CHUNKS = 4  # a queue of more is a backlog
 _SMOOTHING = 0.3  # weight of the newest chunk in a task's cost per tuple
 
 
@@ -35,9 +37,17 @@ class Flight:
 
     chunk: ChunkId
     parts: list[Part]
+    """What is left of it: neither processed nor returned."""
     rows: int
     estimate_s: float
     sent_at: float
+
+    def cut(self, parts: list[Part], rows: int) -> float:
+        """Have only these tuples left; returns the estimated work of the others."""
+        left_s = self.estimate_s * rows / self.rows
+        gone_s = self.estimate_s - left_s
+        self.parts, self.rows, self.estimate_s = parts, rows, left_s
+        return gone_s
 
 
 @dataclass(slots=True)
@@ -53,10 +63,11 @@ class TaskView:
     in_flight_s: float = 0.0
     """Estimated work of all flights."""
     granted_at: float = 0.0
-    answered_at: float = 0.0
-    """When its last chunk was answered."""
     row_s: float | None = None
     """Measured seconds per tuple; None before the first measurement."""
+
+    departures: int = 0
+    """How many shards are about to leave it."""
 
     @property
     def running(self) -> bool:
@@ -73,19 +84,50 @@ class TaskView:
         chunks = len(self.flights)
         if chunks < config.min_chunks:
             return False
-        return (
-            self.in_flight_s >= config.window_s or chunks >= config.max_chunks or self.row_s is None
-        )
+        if chunks >= config.max_chunks or self.row_s is None:
+            return True
+        return self.in_flight_s >= self.window_s(config)
 
-    def room(self, config: ExecutorConfig) -> int:
-        """How many tuples the next chunk may have; 0 while the window is full."""
+    def window_s(self, config: ExecutorConfig) -> float:
+        """How much work it may be given ahead of time."""
+        return max(config.window_s, 2 * config.bulk_s) if self._cheap(config) else config.window_s
+
+    def _cheap(self, config: ExecutorConfig) -> bool:
+        return self.row_s is not None and self.row_s * config.bulk_rows <= config.chunk_s
+
+    def room(self, config: ExecutorConfig, share: int | None = None, backlog: int = 0) -> int:
+        """How many tuples the next chunk may have; 0 while the window is full.
+
+        A chunk costs the same however many tuples it has. So a task with a backlog gets larger
+        ones, and works it off faster than it came; as it shrinks, so do they.
+
+        Args:
+            config: Of the executor.
+            backlog: How many tuples wait for the task.
+            share: If no more tuples of the epoch come: how many of those that wait it should take
+                at most, so that no task has a large chunk to itself when the others are done.
+        """
         if self.full(config):
             return 0
         if self.row_s is None:
             return min(config.first_chunk_rows, config.max_chunk_rows)
-        if self.row_s * config.max_chunk_rows <= config.chunk_s:
+        chunk_s = max(config.chunk_s, config.bulk_s) if self._cheap(config) else config.chunk_s
+        if self.departures:
+            chunk_s = min(chunk_s, config.moving_chunk_s)
+        rows = self._rows_of(chunk_s, config)
+        if backlog > _MANY_CHUNKS * rows and not self.departures:
+            most = self._rows_of(max(chunk_s, 2 * config.bulk_s), config)
+            rows = max(rows, min(backlog // _MANY_CHUNKS, most))
+        if share is None or share >= rows:
+            return rows
+        return max(share, self._rows_of(min(_LEAST_CHUNK_S, config.chunk_s), config))
+
+    def _rows_of(self, seconds: float, config: ExecutorConfig) -> int:
+        """How many tuples take so long, as measured."""
+        assert self.row_s is not None  # the caller has looked
+        if self.row_s * config.max_chunk_rows <= seconds:
             return config.max_chunk_rows
-        return max(1, int(config.chunk_s / self.row_s))
+        return max(1, int(seconds / self.row_s))
 
     def hand_over(self, chunk: ChunkId, parts: list[Part], rows: int, now: float) -> Flight:
         """Note that a chunk is on its way to the task."""
@@ -94,14 +136,47 @@ class TaskView:
         self.in_flight_s += flight.estimate_s
         return flight
 
-    def answered(self, useful_s: float) -> Flight:
-        """Note that the oldest chunk is processed."""
-        flight = self.flights.popleft()
-        self.in_flight_s = max(0.0, self.in_flight_s - flight.estimate_s) if self.flights else 0.0
-        measured = useful_s / flight.rows
+    def answered(self, rows: int, useful_s: float) -> list[Part]:
+        """Note that so many tuples of the oldest chunk are processed; returns them."""
+        flight = self.flights[0]
+        done = flight.parts
+        if rows == flight.rows:
+            self.flights.popleft()
+            self._relieve(flight.estimate_s)
+        else:
+            done, left = divided(flight.parts, rows)
+            self._relieve(flight.cut(left, flight.rows - rows))
+        measured = useful_s / rows
         old = self.row_s
         self.row_s = measured if old is None else old + _SMOOTHING * (measured - old)
-        return flight
+        return done
+
+    def unanswered(self, shard: ShardId) -> int:
+        """How many tuples of the shard are in chunks that are not answered."""
+        found = [part.shards == shard for flight in self.flights for part in flight.parts]
+        return int(sum(mask.sum() for mask in found))
+
+    def give_back(self, shard: ShardId) -> list[Part]:
+        """Take the shard's tuples out of all chunks, in their order; nobody answers for them."""
+        back: list[Part] = []
+        for flight in self.flights:
+            left: list[Part] = []
+            for part in flight.parts:
+                mine = part.shards == shard
+                if not mine.any():
+                    left.append(part)
+                    continue
+                back.append(part.pick(mine))
+                if back[-1].count < part.count:
+                    left.append(part.pick(~mine))
+            self._relieve(flight.cut(left, sum(part.count for part in left)))
+        self.flights = deque(flight for flight in self.flights if flight.rows)
+        if not self.flights:
+            self.in_flight_s = 0.0
+        return back
+
+    def _relieve(self, estimate_s: float) -> None:
+        self.in_flight_s = max(0.0, self.in_flight_s - estimate_s) if self.flights else 0.0
 
     def forget_flights(self) -> None:
         """Note that nothing handed over before will be answered any more."""
