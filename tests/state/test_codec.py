@@ -21,7 +21,15 @@ from elasticutor.core.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError, UnsupportedKeyError
 from elasticutor.state.backend import MemoryBackend
 from elasticutor.state.cache import StateCache
-from elasticutor.state.codec import CODEC, decode, decode_key, encode, encode_key
+from elasticutor.state.codec import (
+    CODEC,
+    decode,
+    decode_key,
+    encode,
+    encode_all,
+    encode_key,
+    encode_keys,
+)
 from elasticutor.state.levels import Levels
 
 
@@ -274,3 +282,26 @@ def test_a_cache_keeps_its_objects_by_this_codec() -> None:
     cache.flush()
     other = StateCache(store, CODEC, Attempt(1), Epoch(1))
     assert (other.get(ShardId(0), ("user", 1)), other.get(ShardId(0), 2)) == (["click"], 2.5)
+
+
+_KINDS = [
+    st.integers(-(2**70), 2**70),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.text(st.characters()),
+    st.binary(max_size=5),
+    st.booleans(),
+    st.none(),
+    st.tuples(st.integers(), st.text(max_size=2)),
+]
+
+
+@given(st.one_of(*(st.lists(kind, max_size=5) for kind in [*_KINDS, st.one_of(*_KINDS)])))
+def test_many_at_once_are_the_same_bytes_as_one_by_one(values: list[Any]) -> None:
+    assert encode_all(values) == list(map(encode, values))
+    assert encode_keys(values) == list(map(encode_key, values))
+
+
+def test_a_key_of_many_that_has_no_form_is_refused_as_one_alone() -> None:
+    with pytest.raises(UnsupportedKeyError):
+        encode_keys([1, [2]])

@@ -1,7 +1,11 @@
 """A task's write-back cache: live objects, written to the store only when they must be.
 
-The owner of a shard works on Python objects; the store sees them on a label, at an epoch's end, or
-when the cache has grown too large. So reaching a cached state costs a dictionary look-up.
+The owner of a shard works on Python objects; the store sees them on a label, after an epoch's end,
+or when the cache has grown too large. So reaching a cached state costs a dictionary look-up.
+
+At an epoch's end changed states are only *set apart*, and written in slices while the task works
+on. What is set apart stays as it is: a state that is replaced meanwhile is another object, and one
+that can be changed in place is encoded before it is handed out again.
 
 Where states are read and written as arrays, under whole numbers and in no other way, they are not
 objects but are kept in arrays (`elasticutor.state.packed`). The first who asks for them in another
@@ -11,12 +15,11 @@ way makes them objects, and they stay so.
 from __future__ import annotations
 
 import pickle
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import repeat
-from operator import setitem
+from itertools import islice
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -26,7 +29,7 @@ from elasticutor.core.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import OutOfOrderError
 from elasticutor.state.backend import Value
 from elasticutor.state.handles import ABSENT, KeyArray, KeyState, KeyStates, is_immutable
-from elasticutor.state.packed import PackedStates
+from elasticutor.state.packed import PackedChanges, PackedStates
 
 __all__ = ["Codec", "KeyArray", "KeyState", "KeyStates", "StateCache", "StateStore"]
 
@@ -35,6 +38,11 @@ _ABSENT: Final = ABSENT
 # Records that are written at once: a third of a millisecond, in which nobody else can write. With
 # fewer, each write costs more; with more, no less.
 _AT_ONCE: Final = 512
+
+# Keys that a chunk adds at the most, as far as the limit of the cache is concerned; and how many
+# chunks go by before they are counted again, however far it is: counting takes 10 µs.
+_CHUNK_KEYS: Final = 8192
+_MOST_UNSEEN: Final = 64
 
 
 class StateStore(Protocol):
@@ -67,6 +75,18 @@ class Codec:
     dump: Callable[[Any], bytes] = lambda value: pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     # Nothing is loaded that this executor's own tasks have not written.
     load: Callable[[bytes], Any] = pickle.loads
+    dump_keys: Callable[[Collection[Any]], list[bytes]] | None = None
+    """As `dump_key`, of many in less time."""
+    dump_all: Callable[[Collection[Any]], list[bytes]] | None = None
+    """As `dump`, of many in less time."""
+
+    def all_keys(self, keys: Collection[Any]) -> list[bytes]:
+        """Keys as bytes."""
+        return list(map(self.dump_key, keys)) if self.dump_keys is None else self.dump_keys(keys)
+
+    def all_values(self, values: Collection[Any]) -> list[bytes]:
+        """Values as bytes."""
+        return list(map(self.dump, values)) if self.dump_all is None else self.dump_all(values)
 
 
 class StateCache:
@@ -103,17 +123,20 @@ class StateCache:
         self._store = store
         self._codec = codec
         self._max_keys = max_keys
+        self._chunks_to_look = 0  # until the keys are counted again
         self._slice_records = slice_records
-        # A shard's dictionaries are emptied but never replaced, for a `KeyState` holds on to them.
+        # A shard's values are emptied but never replaced, for a `KeyState` holds on to them.
         self._values: defaultdict[ShardId, dict[Hashable, Any]] = defaultdict(dict)
-        # Keys in the order of their first change: a set would order them by their hash. Whatever
-        # is in here is in `_values` too.
-        self._dirty: defaultdict[ShardId, dict[Hashable, None]] = defaultdict(dict)
-        # Shards of which some cached key may not be dirty; within an epoch, soon there are none.
-        self._partly_clean: set[ShardId] = set()
+        # The states that have changed; whatever is in here is in `_values` too, the same object.
+        self._dirty: defaultdict[ShardId, dict[Hashable, Any]] = defaultdict(dict)
+        self._handles: dict[ShardId, KeyState] = {}
         # While states are packed there are no objects, and once there are, no state is packed.
         self._packed: PackedStates | None = None
         self._packs = True
+        # What was set apart at the end of an epoch and is not written yet, and for which epoch.
+        self._apart: dict[ShardId, dict[Hashable, Any]] = {}
+        self._packed_apart: PackedChanges | None = None
+        self._apart_of = (attempt, epoch)
         self.attempt = attempt
         self.epoch = epoch
 
@@ -125,7 +148,7 @@ class StateCache:
                 return default
             self._values[shard][key] = value = default
         if not is_immutable(value):
-            self._touch(shard, key)
+            self._touch(shard, key, value)
         return value
 
     def set(self, shard: ShardId, key: Hashable, value: Any) -> None:
@@ -133,7 +156,7 @@ class StateCache:
         if self._packs:
             self._unpack()
         self._values[shard][key] = value
-        self._dirty[shard][key] = None
+        self._dirty[shard][key] = value
 
     def clear(self, shard: ShardId, key: Hashable) -> None:
         """Let the key have no state."""
@@ -144,9 +167,13 @@ class StateCache:
         return self._look_up(shard, key) is not _ABSENT
 
     def handle(self, shard: ShardId) -> KeyState:
-        """A handle on the states of the shard's keys, one after another."""
+        """The handle on the states of the shard's keys, one after another: always the same one."""
         self._unpack()
-        return KeyState(self, shard, self._values[shard], self._dirty[shard])
+        handle = self._handles.get(shard)
+        if handle is None:
+            handle = KeyState(self, shard, self._values[shard], self._dirty[shard])
+            self._handles[shard] = handle
+        return handle
 
     def handles(self, shards: Sequence[ShardId], keys: Sequence[Hashable]) -> KeyStates:
         """A handle on the states of many keys at once, given the shard of each."""
@@ -180,7 +207,7 @@ class StateCache:
 
     @property
     def dirty(self) -> bool:
-        """Whether anything is here that the store has not seen."""
+        """Whether anything has changed that is neither written nor set apart."""
         return any(self._dirty.values()) or (self._packed is not None and self._packed.dirty)
 
     def __len__(self) -> int:
@@ -188,19 +215,76 @@ class StateCache:
         return sum(map(len, self._values.values())) + packed
 
     def flush(self) -> int:
-        """Write all changes to the store; returns the bytes written.
+        """Write all changes to the store, those set apart too; returns the bytes written.
 
         In slices, so that others come between: if one of them fails, those before it are written.
         """
+        written = self._flush_apart()
         if self._packed is not None:
-            return self._flush_packed()
-        return self._flush_shards(shard for shard, keys in self._dirty.items() if keys)
+            return written + self._write_packed(self._packed.changes(), self._current, clean=True)
+        return written + self._flush_shards(shard for shard, keys in self._dirty.items() if keys)
 
     def flush_shard(self, shard: ShardId) -> int:
-        """Write the shard's changes to the store; returns the bytes written."""
+        """Write the shard's changes to the store, those set apart too; returns the bytes."""
+        written = self._flush_apart(shard)
         if self._packed is not None:
-            return self._flush_packed(shard)
-        return self._flush_shards([shard])
+            mine = self._packed.changes(shard)
+            return written + self._write_packed(mine, self._current, clean=True)
+        return written + self._flush_shards([shard])
+
+    def set_apart(self) -> None:
+        """Keep what has changed in the epoch as it is now, to be written by `write_some`.
+
+        No state is looked at, so as objects this takes as long as there are shards.
+        """
+        self._flush_apart()  # nothing, unless an epoch ends before the last one is written
+        self._apart_of = self._current
+        if self._packed is not None:
+            self._packed_apart = self._packed.changes()
+            self._packed.written(self._packed_apart.slots)
+        self._apart = {shard: dirty for shard, dirty in self._dirty.items() if dirty}
+        for shard in self._apart:
+            fresh: dict[Hashable, Any] = {}
+            self._dirty[shard] = fresh
+            if shard in self._handles:
+                self._handles[shard]._dirty = fresh
+
+    def write_some(self) -> bool:
+        """Write a slice of what was set apart to the store; returns whether there is more."""
+        if self._packed_apart is not None:
+            some, rest = self._packed_apart.split(self._slice_records)
+            self._write_packed(some, self._apart_of)
+            self._packed_apart = rest
+        elif self._apart:
+            self._write_apart(self._slice_records)
+        return bool(self._apart) or self._packed_apart is not None
+
+    def dirty_keys(self, shard: ShardId) -> int:
+        """How many states of the shard have changed that the store has not seen."""
+        apart = len(self._apart.get(shard, ()))
+        if self._packed is not None:
+            return apart + len(self._packed.changes(shard).slots)
+        return apart + len(self._dirty[shard])
+
+    def write_ahead(self, shard: ShardId) -> tuple[int, int]:
+        """Write the oldest of the shard's changes, a slice; returns how many states and bytes."""
+        size, apart = self._slice_records, self._apart.get(shard)
+        if apart is not None:
+            before = len(apart)
+            written = self._write_apart(size, shard)
+            return before - len(self._apart.get(shard, ())), written
+        if self._packed is not None:
+            written = self._flush_apart(shard)
+            some, _ = self._packed.changes(shard).split(size)
+            return len(some.slots), written + self._write_packed(some, self._current, clean=True)
+        dirty = self._dirty[shard]
+        oldest = dict(islice(dirty.items(), size))
+        items = list(self._encoded(oldest, oldest.values()))
+        if items:
+            self._write([(shard, items)], self._current)
+            for key in oldest:
+                del dirty[key]
+        return len(items), sum(len(key) + len(value or b"") for key, value in items)
 
     def forget_shard(self, shard: ShardId) -> None:
         """Drop the shard's cached objects, written or not."""
@@ -211,7 +295,8 @@ class StateCache:
 
     def forget_all(self) -> None:
         """Drop all cached objects, written or not."""
-        self._packed = None
+        self._packed = self._packed_apart = None
+        self._apart.clear()
         for shard in self._values:
             self.forget_shard(shard)
 
@@ -220,24 +305,30 @@ class StateCache:
 
         Only between chunks: within one, an operator may still hold an object that it was given.
         """
-        packed = 0 if self._packed is None else self._packed.count
-        if max(packed, sum(map(len, self._values.values()))) > self._max_keys:
+        if self._packed is not None:
+            keys = self._packed.count
+        elif self._chunks_to_look:
+            self._chunks_to_look -= 1
+            return
+        else:
+            keys = sum(map(len, self._values.values()))
+            # A chunk adds a limited number of keys: far from the limit, few looks will do.
+            self._chunks_to_look = min(_MOST_UNSEEN, (self._max_keys - keys) // _CHUNK_KEYS)
+        if keys > self._max_keys:
+            self._chunks_to_look = 0
             self.flush()
             self.forget_all()
 
     def open_epoch(self, attempt: Attempt, epoch: Epoch) -> None:
-        """Count what changes from now on to another attempt or epoch; only when all is written."""
+        """Count what changes from now on to another attempt or epoch.
+
+        Only when everything that has changed is written, or set apart.
+        """
         if self.dirty:
             raise OutOfOrderError(
                 "state changed in an epoch", "be flushed before the next one", (self.epoch, epoch)
             )
         self.attempt, self.epoch = attempt, epoch
-
-    def _touch_many(self, shards: Sequence[ShardId], keys: Sequence[Hashable]) -> None:
-        deque(map(setitem, map(self._dirty.__getitem__, shards), keys, repeat(None)), maxlen=0)
-        self._partly_clean = {
-            s for s in self._partly_clean if len(self._dirty[s]) < len(self._values[s])
-        }
 
     def _look_up(self, shard: ShardId, key: Hashable) -> Any:
         if self._packs:
@@ -246,51 +337,120 @@ class StateCache:
         value = values.get(key, values)  # `values` itself can never be a value in it
         if value is values:
             stored = self._store.read(shard, self._codec.dump_key(key))
-            self._partly_clean.add(shard)
             value = values[key] = _ABSENT if stored is None else self._codec.load(stored)
         return value
 
-    def _touch(self, shard: ShardId, key: Hashable) -> None:
-        self._dirty[shard][key] = None
+    def _touch(self, shard: ShardId, key: Hashable, value: Any) -> None:
+        """Count a state as changed that may be changed in place from now on."""
+        if self._apart:
+            self._preserve(shard, key)
+        self._dirty[shard][key] = value
 
-    def _changes(self, shard: ShardId) -> Iterator[tuple[bytes, Value]]:
-        dirty, dump = self._dirty[shard], self._codec.dump
-        changed = map(self._values[shard].__getitem__, dirty)
-        values = [None if value is _ABSENT else dump(value) for value in changed]
-        return zip(map(self._codec.dump_key, dirty), values, strict=True)
+    def _preserve(self, shard: ShardId, key: Hashable) -> None:
+        """Encode a state that was set apart, before it changes."""
+        apart = self._apart.get(shard)
+        if apart is not None and key in apart:
+            value = apart[key]
+            if value is not _ABSENT and type(value) is not _Encoded:
+                apart[key] = _Encoded(self._codec.dump(value))
+
+    @property
+    def _current(self) -> tuple[Attempt, Epoch]:
+        return self.attempt, self.epoch
+
+    def _encoded(
+        self, keys: Collection[Hashable], values: Collection[Any]
+    ) -> Iterator[tuple[bytes, Value]]:
+        codec = self._codec
+        encoded: Iterable[Value]
+        if _SPECIAL.isdisjoint(map(type, values)):
+            encoded = codec.all_values(values)
+        else:
+            encoded = [
+                None
+                if value is _ABSENT
+                else value.data
+                if type(value) is _Encoded
+                else codec.dump(value)
+                for value in values
+            ]
+        return zip(codec.all_keys(keys), encoded, strict=True)
+
+    def _changes(self, shard: ShardId) -> list[tuple[bytes, Value]]:
+        dirty = self._dirty[shard]
+        return list(self._encoded(dirty, dirty.values()))
+
+    def _flush_apart(self, shard: ShardId | None = None) -> int:
+        """Write what was set apart, all of it or that of one shard."""
+        written = 0
+        if self._packed_apart is not None:
+            mine, rest = self._packed_apart.part_of(shard)
+            written += self._write_packed(mine, self._apart_of)
+            self._packed_apart = rest
+        while self._apart if shard is None else shard in self._apart:
+            written += self._write_apart(self._slice_records, shard)
+        return written
+
+    def _write_apart(self, room: int, only: ShardId | None = None) -> int:
+        """Write some states that were set apart as objects."""
+        some: list[tuple[ShardId, dict[Hashable, Any]]] = []
+        while self._apart and room > 0:
+            shard = next(reversed(self._apart)) if only is None else only
+            if shard not in self._apart:
+                break
+            states = self._apart[shard]
+            if len(states) <= 2 * room:
+                some.append((shard, self._apart.pop(shard)))
+                room -= len(states)
+            else:  # from the end, where a dictionary finds its items at once
+                some.append((shard, dict(states.popitem() for _ in range(room))))
+                room = 0
+        changes = [(shard, list(self._encoded(got, got.values()))) for shard, got in some]
+        try:
+            self._write(changes, self._apart_of)
+        except BaseException:
+            for shard, states in some:
+                self._apart.setdefault(shard, {}).update(states)
+            raise
+        return sum(len(key) + len(value or b"") for _, items in changes for key, value in items)
 
     def _flush_shards(self, shards: Iterable[ShardId]) -> int:
         written = 0
-        changes = ((shard, list(self._changes(shard))) for shard in shards)
+        changes = ((shard, self._changes(shard)) for shard in shards)
         for some in _slices(changes, self._slice_records):
-            self._write((shard, items) for shard, items, _ in some)
+            self._write(((shard, items) for shard, items, _ in some), self._current)
             for shard, items, last in some:
                 written += sum(len(key) + len(value or b"") for key, value in items)
                 if last:
                     self._dirty[shard].clear()
-                    self._partly_clean.add(shard)
         return written
 
-    def _flush_packed(self, shard: ShardId | None = None) -> int:
-        packed, codec, written = self._packed, self._codec, 0
-        assert packed is not None
-        shards, slots = packed.changed(shard)
-        size = self._slice_records
-        for begin in range(0, len(slots), size):
-            some, mine = slots[begin : begin + size], shards[begin : begin + size]
-            items = packed.dumped(some, codec.dump_key, codec.dump)
-            starts = [0, *(np.flatnonzero(np.diff(mine)) + 1).tolist()]
+    def _write_packed(
+        self, changes: PackedChanges | None, when: tuple[Attempt, Epoch], *, clean: bool = False
+    ) -> int:
+        """Write states in slices; `clean`: and count them as not changed any more."""
+        codec, written = self._codec, 0
+        while changes is not None:
+            some, changes = changes.split(self._slice_records)
+            items = some.dumped(codec.all_keys, codec.all_values)
+            mine = some.shards
+            starts = [0, *(np.flatnonzero(np.diff(mine)) + 1).tolist()] if items else []
             ends = [*starts[1:], len(items)]
-            parts = zip(mine[starts].tolist(), starts, ends, strict=True)
-            self._write([(ShardId(s), items[start:end]) for s, start, end in parts])
-            packed.written(some)
+            parts = zip(mine[starts].tolist(), starts, ends, strict=True) if items else ()
+            self._write([(ShardId(s), items[start:end]) for s, start, end in parts], when)
+            if clean:
+                some.states.written(some.slots)
             written += sum(len(key) + len(value) for key, value in items)
         return written
 
-    def _write(self, changes: Iterable[tuple[ShardId, Collection[tuple[bytes, Value]]]]) -> None:
+    def _write(
+        self,
+        changes: Iterable[tuple[ShardId, Collection[tuple[bytes, Value]]]],
+        when: tuple[Attempt, Epoch],
+    ) -> None:
         with self._store.together():
             for shard, items in changes:
-                self._store.write(self.attempt, self.epoch, shard, items)
+                self._store.write(*when, shard, items)
 
     def _unpack(self) -> None:
         """Make objects of all states, and let them be objects from now on."""
@@ -300,16 +460,25 @@ class StateCache:
         packed, self._packed = self._packed, None
         for number, key, value, changed in packed.contents():
             shard = ShardId(number)
-            self._values[shard][key] = _ABSENT if value is None else value
+            state = _ABSENT if value is None else value
+            self._values[shard][key] = state
             if changed:
-                self._dirty[shard][key] = None
-            else:
-                self._partly_clean.add(shard)
+                self._dirty[shard][key] = state
 
     def _stored(self, shards: Iterable[ShardId], keys: Iterable[Hashable]) -> list[Any]:
         """What the store has for each key."""
         found = self._store.read_many(zip(shards, map(self._codec.dump_key, keys), strict=True))
         return [_ABSENT if stored is None else self._codec.load(stored) for stored in found]
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """A state that was set apart and then handed out: as it was before."""
+
+    data: bytes
+
+
+_SPECIAL: Final = frozenset({type(_ABSENT), _Encoded})
 
 
 def _slices(

@@ -21,9 +21,10 @@ from __future__ import annotations
 import math
 import pickle
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
+from itertools import repeat
 from typing import Any, Final
 
 import cloudpickle
@@ -60,6 +61,37 @@ def encode(value: Any) -> bytes:
         (b'i\x00\x00\x00\x00\x00\x00\x00\x01', b's\xc3\xbc', [1, (True, None)])
     """
     return _SCALARS.get(type(value), _dump_pickle)(value)
+
+
+def encode_all(values: Collection[Any]) -> list[bytes]:
+    r"""Many values as bytes; if they are of one simple type, in less time than one by one.
+
+    Example:
+        >>> encode_all([True, None, "a"]) == [encode(True), encode(None), encode("a")]
+        True
+    """
+    kinds = set(map(type, values))
+    if len(kinds) == 1:
+        several = _OF_ONE_KIND.get(*kinds)
+        if several is not None:
+            try:
+                return list(several(values))
+            except (struct.error, UnicodeEncodeError):
+                pass  # one of them needs another form
+    return list(map(encode, values))
+
+
+def encode_keys(keys: Collection[Any]) -> list[bytes]:
+    """Many keys as bytes, as `encode_key` has them; numbers and strings in less time.
+
+    Example:
+        >>> encode_keys([1, 2]) == [encode_key(1), encode_key(2)]
+        True
+    """
+    kinds = set(map(type, keys))
+    if kinds == {int} or kinds == {str} or kinds == {bytes}:
+        return encode_all(keys)
+    return list(map(encode_key, keys))
 
 
 def decode(data: bytes) -> Any:
@@ -153,6 +185,15 @@ _SCALARS: Final[Mapping[type, Dump]] = {
     bool: lambda value: _TRUE if value else _FALSE,
     type(None): lambda value: _NONE,
 }
+
+
+_OF_ONE_KIND: Final[Mapping[type, Callable[[Iterable[Any]], Iterable[bytes]]]] = {
+    int: lambda values: map(_TAGGED_INT.pack, repeat(_INT), values),
+    float: lambda values: map(_TAGGED_FLOAT.pack, repeat(_FLOAT), values),
+    str: lambda values: map(_STR.__add__, map(str.encode, values)),
+    bytes: lambda values: map(_BYTES.__add__, values),
+}
+"""The same for many of one type."""
 
 
 # Forms of keys only -----------------------------------------------------------------------------
@@ -263,5 +304,7 @@ _LOADERS: Final[Mapping[int, Callable[[bytes], Any]]] = {
 }
 
 
-CODEC: Final = Codec(dump_key=encode_key, dump=encode, load=decode)
+CODEC: Final = Codec(
+    dump_key=encode_key, dump=encode, load=decode, dump_keys=encode_keys, dump_all=encode_all
+)
 """How the state of an operator is kept."""

@@ -45,9 +45,9 @@ def is_immutable(value: Any) -> bool:
 class KeyState:
     """The state of one key at a time, of one shard: `StateCache` with a short way for each row.
 
-    It is told its `key`, and asked any number of times before it is told the next. A state that is
-    cached, and either a plain value or dirty already, is handed out after two look-ups; all else is
-    the cache's to decide.
+    It is told its `key`, and asked any number of times before it is told the next. A state that has
+    changed already is handed out after one look-up, a plain value that is cached after two; all
+    else is the cache's to decide.
 
     Example:
         >>> from elasticutor.core.ids import Attempt, Epoch
@@ -72,7 +72,7 @@ class KeyState:
         cache: StateCache,
         shard: ShardId,
         values: dict[Hashable, Any],
-        dirty: dict[Hashable, None],
+        dirty: dict[Hashable, Any],
     ) -> None:
         self._cache = cache
         self._shard = shard
@@ -82,8 +82,11 @@ class KeyState:
     def get(self, default: Any = None) -> Any:
         """The key's state, live; where it has none, the default, which then is it if mutable."""
         key = self.key
+        value = self._dirty.get(key, ABSENT)
+        if value is not ABSENT:
+            return value
         value = self._values.get(key, ABSENT)
-        if type(value) in IMMUTABLE or (key in self._dirty and value is not ABSENT):
+        if type(value) in IMMUTABLE:
             return value
         return self._cache.get(self._shard, key, default)
 
@@ -91,7 +94,7 @@ class KeyState:
         """Make this the key's state."""
         key = self.key
         self._values[key] = value
-        self._dirty[key] = None
+        self._dirty[key] = value
 
     def clear(self) -> None:
         """Let the key have no state."""
@@ -126,7 +129,6 @@ class KeyStates:
         self._cache = cache
         self._shards = shards
         self._keys = keys
-        self._looked_up = False
         # The dictionary of each key's shard. A getter of several gives a tuple, of one it does not.
         several = len(shards) > 1
         self._dicts: Sequence[dict[Hashable, Any]] = (
@@ -144,7 +146,7 @@ class KeyStates:
                 if value is ABSENT:
                     values[place] = default
                 elif not is_immutable(value):
-                    self._cache._touch(self._shards[place], self._keys[place])
+                    self._cache._touch(self._shards[place], self._keys[place], value)
         return values
 
     def joined(self, default: bytes) -> bytearray:
@@ -165,12 +167,10 @@ class KeyStates:
             sizes = (len(self._keys), len(values))
             raise BadValueError("keys and values", "be as many as each other", sizes)
         deque(map(setitem, self._dicts, self._keys, values), maxlen=0)
-        # Keys that have been looked up are cached; where all that is cached is dirty, so are they.
-        if not self._looked_up or self._cache._partly_clean:
-            self._cache._touch_many(self._shards, self._keys)
+        dirty = map(self._cache._dirty.__getitem__, self._shards)
+        deque(map(setitem, dirty, self._keys, values), maxlen=0)
 
     def _look_up(self) -> list[Any]:
-        self._looked_up = True
         try:
             return list(map(getitem, self._dicts, self._keys))
         except KeyError:

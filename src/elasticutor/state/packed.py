@@ -7,6 +7,7 @@ dictionaries each costs 0.1 µs to find, to join and to set again; here it costs
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +15,9 @@ import numpy.typing as npt
 
 Slots = npt.NDArray[np.int64]
 """Where some keys are in the arrays; -1 for a key that is not there."""
+
+DumpAll = Callable[[list[Any]], list[bytes]]
+"""Keys or states as the store has them."""
 
 _FIRST: Final = 1024
 _SPARSE: Final = (
@@ -40,8 +44,8 @@ class PackedStates:
         >>> states.set(slots, np.array([b"ab", b"cd"], "V2"))
         >>> states.find(np.array([9, 8, 7]))
         array([ 1, -1,  0])
-        >>> states.changed()
-        (array([0, 1], dtype=int32), array([0, 1]))
+        >>> states.changes().slots
+        array([0, 1])
         >>> states.items(slots)
         [(7, b'ab'), (9, b'cd')]
     """
@@ -118,15 +122,16 @@ class PackedStates:
         self._known[slots] = _PRESENT
         self._dirty[slots] = True
 
-    def changed(self, shard: int | None = None) -> tuple[npt.NDArray[np.int32], Slots]:
-        """The slots of all states that have changed, or those of one shard; by their shards."""
+    def changes(self, shard: int | None = None) -> PackedChanges:
+        """All states that have changed, or those of one shard, as they are now."""
         slots = np.flatnonzero(self._dirty[: self.count])
         shards = self._shards[slots]
         if shard is None:
             order = np.argsort(shards, kind="stable")
         else:
             order = np.flatnonzero(shards == shard)
-        return shards[order], slots[order]
+        slots = slots[order]
+        return PackedChanges(self, shards[order], slots, self._values[slots])
 
     def written(self, slots: Slots) -> None:
         """The store has seen these."""
@@ -136,16 +141,14 @@ class PackedStates:
         """Keys and states."""
         return list(zip(self._keys[slots].tolist(), self._values[slots].tolist(), strict=True))
 
-    def dumped(
-        self, slots: Slots, dump_key: Callable[[int], bytes], dump: Callable[[bytes], bytes]
-    ) -> list[tuple[bytes, bytes]]:
-        """Keys and states as the store has them; a key is dumped only the first time."""
+    def dumped_keys(self, slots: Slots, dump_keys: DumpAll) -> list[bytes]:
+        """Keys as the store has them; each is dumped only the first time."""
         new = slots[~self._has_dump[slots]]
         if len(new):
-            self._dumps[new] = list(map(dump_key, self._keys[new].tolist()))
+            self._dumps[new] = dump_keys(self._keys[new].tolist())
             self._has_dump[new] = True
-        values = map(dump, self._values[slots].tolist())
-        return list(zip(self._dumps[slots].tolist(), values, strict=True))
+        keys: list[bytes] = self._dumps[slots].tolist()
+        return keys
 
     def contents(self) -> Iterator[tuple[int, int, bytes | None, bool]]:
         """Of everything known: shard, key, state (None if there is none), whether it changed."""
@@ -191,6 +194,53 @@ class PackedStates:
             new[: len(old)] = old
             setattr(self, name, new)
         self._index = _new_index(size)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedChanges:
+    r"""States that have changed as they were at one moment, by their shards.
+
+    Example:
+        >>> states = PackedStates(np.dtype(np.int64), item_bytes=2)
+        >>> slots = states.added(np.array([7, 9]), np.array([1, 0], np.int32))
+        >>> states.set(slots, np.array([b"ab", b"cd"], "V2"))
+        >>> first, rest = states.changes().split(1)
+        >>> states.set(slots, np.array([b"??", b"??"], "V2"))
+        >>> first.dumped(lambda keys: [bytes([key]) for key in keys], list), len(rest)
+        ([(b'\t', b'cd')], 1)
+    """
+
+    states: PackedStates
+    shards: npt.NDArray[np.int32]
+    slots: Slots
+    values: npt.NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def split(self, count: int) -> tuple[PackedChanges, PackedChanges | None]:
+        """The first so many, and the others if there are any."""
+        if len(self) <= count:
+            return self, None
+        return self._picked(slice(count)), self._picked(slice(count, None))
+
+    def part_of(self, shard: int | None) -> tuple[PackedChanges, PackedChanges | None]:
+        """Those of a shard, and the others if there are any; without a shard, all of them."""
+        if shard is None:
+            return self, None
+        begin, end = np.searchsorted(self.shards, [shard, shard + 1]).tolist()
+        if end - begin == len(self):
+            return self, None
+        others = np.r_[:begin, end : len(self)]
+        return self._picked(slice(begin, end)), self._picked(others)
+
+    def dumped(self, dump_keys: DumpAll, dump_all: DumpAll) -> list[tuple[bytes, bytes]]:
+        """Keys and states as the store has them."""
+        keys = self.states.dumped_keys(self.slots, dump_keys)
+        return list(zip(keys, dump_all(self.values.tolist()), strict=True))
+
+    def _picked(self, which: slice | npt.NDArray[np.int64]) -> PackedChanges:
+        return PackedChanges(self.states, self.shards[which], self.slots[which], self.values[which])
 
 
 def _new_index(slots: int) -> npt.NDArray[np.int32]:

@@ -55,7 +55,10 @@ def places(kept: StateForm, keys: list[int]) -> list[tuple[int, ShardId]]:
 class Job:
     """A run that changes state epoch by epoch."""
 
-    def __init__(self, where: Path | str, kept: StateForm | None = None, **options: Any) -> None:
+    def __init__(
+        self, where: Path | str, kept: StateForm | None = None, inline: int = 0, **options: Any
+    ) -> None:
+        self.inline = inline
         self.form = kept or form()
         self.checkpoint = opened(where, self.form, **options)
         self.attempt = Attempt(self.checkpoint.first_attempt + 1)
@@ -80,6 +83,7 @@ class Job:
                 Attempt(attempt or self.attempt),
                 Epoch(epoch),
                 shards,
+                inline=self.inline,
             )
             for (owner, node), shards in parts.items()
         ]
@@ -128,9 +132,11 @@ def files_of(where: Path) -> list[Path]:
     return sorted(path for path in where.rglob("*") if path.is_file())
 
 
-def some_epochs(where: Path, count: int = 3, kept: StateForm | None = None) -> list[Contents]:
+def some_epochs(
+    where: Path, count: int = 3, kept: StateForm | None = None, inline: int = 0
+) -> list[Contents]:
     """A checkpoint of some epochs, and what each of them has; the first is empty."""
-    job = Job(where, kept)
+    job = Job(where, kept, inline)
     rng = np.random.default_rng(5)
     history: list[Contents] = [{}]
     for epoch in range(1, count + 1):

@@ -52,13 +52,17 @@ changes_of_an_epoch = st.dictionaries(
         max_size=25,
     ),
     st.integers(2, 4),
+    st.sampled_from([0, 1700, 1 << 20]),
 )
 @settings(max_examples=25)
 def test_every_kept_epoch_is_a_fold_of_what_was_committed(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, Contents]], keep: int
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[str, Contents]],
+    keep: int,
+    inline: int,
 ) -> None:
     where = tmp_path_factory.mktemp("checkpoint")
-    job = Job(where, keep=keep)
+    job = Job(where, keep=keep, inline=inline)
     history: list[Contents] = [{}]
     for step, changes in steps:
         match step:
@@ -71,13 +75,13 @@ def test_every_kept_epoch_is_a_fold_of_what_was_committed(
             case "tidy":
                 job.checkpoint.tidy()
             case "crash":
-                job = Job(where, keep=keep)
+                job = Job(where, keep=keep, inline=inline)
             case "go back":
                 there = {listed.epoch for listed in epochs_of(job.checkpoint.location)}
                 epoch = max(0, job.checkpoint.committed - changes[0])
                 if epoch in there:
                     del history[epoch + 1 :]
-                    job = Job(where, keep=keep, epoch=epoch)
+                    job = Job(where, keep=keep, inline=inline, epoch=epoch)
     newest = len(history) - 1
     assert job.checkpoint.committed == newest
     kept = {listed.epoch for listed in epochs_of(job.checkpoint.location) if listed.current}

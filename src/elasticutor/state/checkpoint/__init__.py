@@ -1,6 +1,6 @@
 """Checkpoints: what of an operator's state, a source's offsets and a sink's outputs survives.
 
-A checkpoint is a folder on a disk, in HDFS or in an object store. Layout 1 of it:
+A checkpoint is a folder on a disk, in HDFS or in an object store. Layouts 1 and 2 of it:
 
 ```
 <root>/claims/000003-1f2e3d4c.json           who has it: claim 3
@@ -30,6 +30,10 @@ and topology, the path of the `predecessor`, the form of every `operator`, the n
 every source, *all* `files` of all executors, each with its size, rows and SHA-256, from the oldest
 to the newest, and the `notes` of sources and sinks (`…checkpoint.notes`). So one manifest suffices
 to restore its epoch, and an epoch is committed at the moment when its manifest appears.
+
+In layout 2 a manifest has small increments inside: such an entry of `files` has the whole Parquet
+file in base64 as its `content`, and there is no file at its path. A manifest without any is of
+layout 1. Once there are many increments they are folded into a file like others.
 
 An attempt's number is a million times its claim's, plus its own. Of two manifests the one with the
 later attempt counts, and all manifests of earlier attempts for later epochs are void. A claim

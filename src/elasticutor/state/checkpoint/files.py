@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -40,6 +42,8 @@ def write_increment(
     attempt: Attempt,
     epoch: Epoch,
     changes: Mapping[ShardId, Sequence[Record]],
+    *,
+    inline: int = 0,
 ) -> StateFile | None:
     """Make durable what some shards of an executor changed in an epoch.
 
@@ -51,6 +55,8 @@ def write_increment(
         attempt: The attempt that made the changes.
         epoch: The epoch in which they were made.
         changes: The changed records of each shard, with one for each key.
+        inline: Up to so many bytes nothing is written here: the manifest will have them inside,
+            and is durable or not as a whole.
 
     Returns:
         What the manifest must list; None if nothing has changed, and then nothing is written.
@@ -77,16 +83,26 @@ def write_increment(
     if not len(table):
         return None
     name = FileName.of(form, executor, epoch, epoch, attempt, writer)
-    return write_table(location, executor, name, table, "increment")
+    return write_table(location, executor, name, table, "increment", inline=inline)
 
 
 def write_table(
-    location: Location, executor: str, name: FileName, table: pa.Table, kind: Kind
+    location: Location,
+    executor: str,
+    name: FileName,
+    table: pa.Table,
+    kind: Kind,
+    *,
+    inline: int = 0,
 ) -> StateFile:
-    """Write a table of state, with rows in the order of their shards."""
+    """Write a table of state, with rows in the order of their shards; a small one only inline."""
     data = _as_parquet(table, name)
     digest = hashlib.sha256(data).hexdigest()
-    location.write(name.path, data)
+    content = ""
+    if data.size <= inline:
+        content = base64.b64encode(data).decode()
+    else:
+        location.write(name.path, data)
     return StateFile(
         name.path,
         executor,
@@ -97,6 +113,7 @@ def write_table(
         data.size,
         digest,
         kind,
+        content,
     )
 
 
@@ -108,10 +125,16 @@ def check(location: Location, file: StateFile) -> pa.Buffer:
         StorageError: It cannot be read.
     """
     where = location.full(file.path)
-    try:
-        data = location.read(file.path)
-    except AbsentError as error:
-        raise DamagedError(where, "be there", Words("no such file")) from error
+    if file.inline:
+        try:
+            data = pa.py_buffer(base64.b64decode(file.content, validate=True))
+        except binascii.Error as error:
+            raise DamagedError(where, _UNTIL_WHOLE, Words(f"no base64: {error}")) from error
+    else:
+        try:
+            data = location.read(file.path)
+        except AbsentError as error:
+            raise DamagedError(where, "be there", Words("no such file")) from error
     if data.size != file.size:
         raise DamagedError(where, f"have {file.size} bytes", data.size)
     if hashlib.sha256(data).hexdigest() != file.sha256:

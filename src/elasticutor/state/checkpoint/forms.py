@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, Final, Literal, Self
 
@@ -15,7 +15,9 @@ from elasticutor.core.ids import Attempt, Epoch
 from elasticutor.errors import BadValueError
 
 LAYOUT: Final = 1
-"""The version of everything that is written; another one is not read."""
+"""The version of everything that is written, but for manifests with increments inside."""
+INLINE_LAYOUT: Final = 2
+"""The version of a manifest that has increments inside; those of `LAYOUT` are read as well."""
 
 ATTEMPTS: Final = 1_000_000_000
 """Attempts of one claim: attempt 3000000001 is the first of claim 3. A query has one per batch."""
@@ -87,10 +89,13 @@ class StateForm:
 
 @dataclass(frozen=True)
 class StateFile:
-    """A file with some of an executor's state, as a manifest lists it."""
+    """A file with some of an executor's state, as a manifest lists it.
+
+    A small one is in the manifest itself, and is no file of its own.
+    """
 
     path: str
-    """Within the checkpoint."""
+    """Within the checkpoint; of one in the manifest, where it would be."""
     executor: str
     """The name of its process, such as `counts.1`."""
     first: Epoch
@@ -102,10 +107,20 @@ class StateFile:
     sha256: str
     kind: Kind
     """A snapshot has no deletions, and nothing before it is needed."""
+    content: str = field(default="", repr=False)
+    """All of it, in base64, if it is in the manifest; empty: it is a file of its own."""
+
+    @property
+    def inline(self) -> bool:
+        """Whether it is in the manifest itself."""
+        return bool(self.content)
 
     def as_note(self) -> dict[str, str | int]:
         """As a control message or JSON has it."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        note = {field.name: getattr(self, field.name) for field in fields(self)}
+        if not self.content:
+            del note["content"]
+        return note
 
     @classmethod
     def from_note(cls, note: Mapping[str, Any]) -> Self:
@@ -115,7 +130,7 @@ class StateFile:
             BadValueError: It was made of something else.
         """
         wanted = {field.name: int if field.name in _NUMBERS else str for field in fields(cls)}
-        if {name: type(value) for name, value in note.items()} != wanted:
+        if {name: type(value) for name, value in ({"content": ""} | dict(note)).items()} != wanted:
             raise BadValueError("note of a state file", f"have {list(wanted)}", dict(note))
         return cls(**note)
 

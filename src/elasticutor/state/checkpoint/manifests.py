@@ -18,7 +18,13 @@ from elasticutor.state.checkpoint.errors import (
     LayoutError,
     Words,
 )
-from elasticutor.state.checkpoint.forms import ATTEMPTS, LAYOUT, StateFile, StateForm
+from elasticutor.state.checkpoint.forms import (
+    ATTEMPTS,
+    INLINE_LAYOUT,
+    LAYOUT,
+    StateFile,
+    StateForm,
+)
 from elasticutor.state.checkpoint.location import Location
 from elasticutor.state.checkpoint.notes import from_json, to_json
 
@@ -93,8 +99,8 @@ class Manifest:
 
     @cached_property
     def paths(self) -> frozenset[str]:
-        """Of its files."""
-        return frozenset(file.path for file in self.files)
+        """Of its files, without what is in the manifest itself."""
+        return frozenset(file.path for file in self.files if not file.inline)
 
     def as_bytes(self) -> bytes:
         """JSON with a checksum of itself, always the same for the same manifest.
@@ -113,7 +119,9 @@ class Manifest:
             "files": [file.as_note() for file in self.files],
             "notes": to_json(dict(self.notes)),
         }
-        return _rendered(LAYOUT, body)
+        # What has nothing inside is as older versions know it.
+        inline = any(file.inline for file in self.files)
+        return _rendered(INLINE_LAYOUT if inline else LAYOUT, body)
 
     def write(self, location: Location) -> None:
         """Commit the epoch; raises `StorageError`."""
@@ -167,12 +175,13 @@ def checked(data: bytes, where: str) -> dict[str, Any]:
     except (*_NOT_JSON, KeyError, TypeError) as error:
         got = Words(f"{len(data)} bytes that are not ({error})")
         raise DamagedError(where, "be whole JSON", got) from error
-    if layout != LAYOUT:
+    if layout not in (LAYOUT, INLINE_LAYOUT):
         older = isinstance(layout, int) and layout < LAYOUT
         hint = "update elasticutor to a version that reads it"
         if older:
             hint = "restore with the version that wrote it; this one reads no older ones"
-        raise LayoutError(where, f"be of layout {LAYOUT}", Words(f"layout {layout!r}"), hint)
+        must = f"be of layout {LAYOUT} or {INLINE_LAYOUT}"
+        raise LayoutError(where, must, Words(f"layout {layout!r}"), hint)
     if not isinstance(body, dict) or _rendered(layout, body) != data:
         raise DamagedError(where, "be as it was written", Words("content with another checksum"))
     return body
