@@ -45,11 +45,21 @@ def goes_on_to_the_fold(cluster: ProcessCluster, folder: Path) -> None:
     run.stop()
 
 
+class Padded(Chain):
+    """Has states that are too large to travel in a manifest."""
+
+    def process(self, key: Any, row: Any, state: State) -> Any:
+        count, chain = state.get((0, 0))[:2]
+        state.set((count, chain))
+        yield from super().process(key, row, state)
+        state.set((*state.get(), os.urandom(20_000)))
+
+
 def test_a_checkpoint_that_cannot_be_written_any_more_ends_the_run_and_keeps_what_is_committed(
     nodes: ProcessCluster, tmp_path: Path
 ) -> None:
     folder = tmp_path / "kept"
-    run = submitted(nodes, folder, chained(source=ENDLESS))
+    run = submitted(nodes, folder, chained(Padded(), source=ENDLESS))
     wait_until(lambda: committed(run) >= 2, "two epochs")
     state, aside = folder / "state", tmp_path / "aside"
     state.rename(aside)
@@ -58,7 +68,14 @@ def test_a_checkpoint_that_cannot_be_written_any_more_ends_the_run_and_keeps_wha
         run.wait(PATIENCE_S)
     state.unlink()
     aside.rename(state)
-    goes_on_to_the_fold(nodes, folder)
+    run = submitted(nodes, folder, chained(Padded(), source=ENDLESS))
+    epochs = committed(run)
+    wait_until(lambda: committed(run) > epochs, "an epoch")
+    run.drain()
+    found = {key: state[:2] for key, state in run.state("chain").items()}
+    _, expected = folded(ENDLESS.table(0, 1, 0, sum(count for count, _ in found.values())))
+    assert found == expected
+    run.stop()
 
 
 class Hoard(Chain):

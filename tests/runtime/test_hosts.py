@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 
 from elasticutor.errors import ElasticutorError
-from elasticutor.runtime.channels import Endpoint
 from elasticutor.runtime.hosts import Bootstrap, NodesWanted, home, host_ends, host_nodes
-from elasticutor.runtime.security import ClusterKeys
+from elasticutor.transport.channels import Endpoint
+from elasticutor.transport.security import ClusterKeys
 
 
 def bootstrap(version: str) -> Bootstrap:

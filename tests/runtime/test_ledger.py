@@ -14,8 +14,8 @@ from elasticutor.core.ids import NodeId, Peer, TaskId
 from elasticutor.core.latency import LatencyHistogram
 from elasticutor.core.metrics import ExecutorMetrics, Meter
 from elasticutor.runtime import ledger as module
-from elasticutor.runtime import messages as say
 from elasticutor.runtime.ledger import Ledger
+from elasticutor.transport import messages as say
 
 SEEN = {TaskId(1): say.TaskSeen(NodeId("n0"), "running", 0.5, 8, 99)}
 
@@ -130,6 +130,18 @@ def test_executors_have_their_last_interval_and_their_total(clock: Clock) -> Non
     assert metrics.totals[Peer("counts.0")].shard_rows.tolist() == [6, 6, 6, 6]
     assert metrics.totals[Peer("counts.1")].rows_arrived == 8
     json.dumps(metrics.as_dict(), allow_nan=False)
+
+
+def test_totals_have_every_interval_whenever_they_are_read(clock: Clock) -> None:
+    ledger, sent = Ledger(), 0
+    for rows in range(1, 40):
+        ledger.executor(measured(rows))
+        sent += rows
+        if rows % 7 == 0 or rows in (1, 2, 39):
+            assert ledger.metrics().totals[Peer("counts.0")].rows_arrived == sent
+    ledger.reset()
+    ledger.executor(measured(5))
+    assert ledger.metrics().totals[Peer("counts.0")].rows_arrived == 5
 
 
 def test_messages_that_were_dropped_are_counted_once(clock: Clock) -> None:

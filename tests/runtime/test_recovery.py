@@ -31,7 +31,6 @@ from tests.runtime.live import (
 from elasticutor.core.ids import Peer
 from elasticutor.errors import BadValueError, LastCoreError
 from elasticutor.operator import Operator, OperatorError, State
-from elasticutor.runtime import messages as say
 from elasticutor.runtime.phases import RunError
 from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.runtime.run import Run
@@ -39,6 +38,7 @@ from elasticutor.sinks import Sink, Writer
 from elasticutor.sources import Generator, Source
 from elasticutor.state.checkpoint import Checkpoint
 from elasticutor.topology import Topology
+from elasticutor.transport import messages as say
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -159,6 +159,8 @@ def doom(cluster: ProcessCluster, run: Run, who: str, point: str) -> None:
     order = say.DieAt(verb == "send", kind)
     match who:
         case "task":
+            # A task that is only starting has no mailbox yet, and the order would be dropped.
+            wait_until(lambda: all(t.pid for t in run.tasks("chain", 0).values()), "all tasks")
             task = max(run.tasks("chain", 0))
             hub.call(lambda: supervisor.ask(supervisor.executors[0], replace(order, task=task)))
         case "node":

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from elasticutor.core.ids import Peer
 from elasticutor.core.keys import executors_of, key_hashes
-from elasticutor.runtime.packets import Births, born
 from elasticutor.runtime.routes import Router
 from elasticutor.runtime.specs import Route
-from elasticutor.runtime.wire import Outgoing, Result, decode, encode
+from elasticutor.transport.codec import Outgoing, Result, decode, encode
+from elasticutor.transport.packets import Births, born
 
 
 def route(name: str, key: tuple[str, ...], executors: int) -> Route:

@@ -19,6 +19,7 @@ import pytest
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.places import Place, remove_stale
 from elasticutor.runtime.zygote import Ended, Fork, Forked, Zygote, ZygoteError
+from elasticutor.runtime.zygote_server import GC_THRESHOLDS
 
 PATIENCE_S = 30.0
 
@@ -50,6 +51,10 @@ def look_around(payload):
     signals = [signal.getsignal(n).name for n in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT)]
     print([m in sys.modules for m in payload.decode().split()], signals, "blocked:",
           signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+def collect(payload):
+    import gc
+    print(gc.isenabled(), gc.get_threshold(), gc.get_freeze_count() > 10_000)
 
 def rest(payload):
     signal.pause()
@@ -269,13 +274,21 @@ def test_a_process_knows_what_was_loaded_and_has_clean_signals(
     zygote: Zygote, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    modules = b"numpy pyarrow zmq lmdb cloudpickle elasticutor.core.executor pyspark"
+    modules = b"numpy pyarrow pandas zmq lmdb cloudpickle elasticutor.core.executor pyspark"
     ended = end_of(zygote, Fork("a", "zygote_targets:look_around", modules, log=str(log)))
     assert ended.said == ""
     assert log.read_text() == (
-        "[True, True, True, True, True, True, False] "
+        "[True, True, True, True, True, True, True, False] "
         "['SIG_DFL', 'SIG_DFL', 'SIG_IGN'] blocked: set()\n"
     )
+
+
+def test_a_process_collects_seldom_and_never_what_was_loaded_before_it(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    end_of(zygote, Fork("it", "zygote_targets:collect", log=str(log)))
+    assert log.read_text().strip() == f"True {GC_THRESHOLDS} True"
 
 
 def test_the_zygote_has_one_thread(zygote: Zygote) -> None:

@@ -7,10 +7,10 @@ import threading
 import cloudpickle
 
 from elasticutor.core.ids import Attempt, Epoch, Peer
-from elasticutor.runtime import messages as say
-from elasticutor.runtime.packets import open_batch
 from elasticutor.sinks import EpochMemory, MemorySink
 from elasticutor.topology import Plan
+from elasticutor.transport import messages as say
+from elasticutor.transport.packets import open_batch
 
 
 class Answers:

@@ -22,6 +22,7 @@ from elasticutor.state.checkpoint import (
     Location,
     Restorer,
     StateFile,
+    StateForm,
     write_increment,
 )
 from elasticutor.state.levels import Records
@@ -29,6 +30,10 @@ from elasticutor.state.levels import Records
 T = TypeVar("T")
 
 _THREADS = 4
+_MOST_INLINE = 16 << 10
+"""An increment of up to so many bytes travels with the manifest: one durable write, not two."""
+_ALL_INLINE = 64 << 10
+"""And those of all executors of an operator together up to so many."""
 
 
 @lru_cache(maxsize=16)
@@ -77,6 +82,7 @@ class Archive:
                 increment.attempt,
                 increment.epoch,
                 increment.shards,
+                inline=_inline_bytes(keeping.form),
             )
         )
 
@@ -154,6 +160,14 @@ class Archive:
             if error is not None and not isinstance(error, Exception):
                 raise error
             then(error if error is not None else future.result())
+
+
+def _inline_bytes(form: StateForm) -> int:
+    """How large an increment of an executor may be to travel with the manifest.
+
+    Every manifest repeats what is not folded yet, so all executors of an operator share a limit.
+    """
+    return min(_MOST_INLINE, _ALL_INLINE // form.executors)
 
 
 class _Restoring:

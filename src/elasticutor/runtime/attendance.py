@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import pickle
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.introductions import Introductions
 from elasticutor.core.placement import Placement
-from elasticutor.runtime import messages as say
 from elasticutor.runtime.blueprint import Blueprint
-from elasticutor.runtime.channels import Endpoint
 from elasticutor.runtime.hosts import ends_name
 from elasticutor.topology import Plan, StagePlan
+from elasticutor.transport import messages as say
+from elasticutor.transport.channels import Endpoint
 
 if TYPE_CHECKING:
     from elasticutor.runtime.hub import Hub
@@ -45,6 +46,9 @@ class Attendance:
         self.sources = _processes(plan.sources)
         self.sinks = _processes(plan.sinks)
         self.everybody = (*self.executors, *self.sources, *self.sinks)
+        self._are_executors = frozenset(self.executors)
+        self._absent = set(self.everybody)
+        self._introductions = Introductions(_groups(plan))
         self.book: dict[str, Endpoint] = {}
         """Where those are that are up."""
         self.pids: dict[str, int] = {}
@@ -54,11 +58,18 @@ class Attendance:
         self._begun: dict[Peer, int] = {}
         """The last life of a source task or sink that its host was told to start."""
         self._ends = {Peer(who): (kind, make) for kind, who, make in blueprint.ends()}
+        self._end_numbers = {who: number for number, who in enumerate(self._ends)}
+        self._nodes_known: dict[Peer, dict[str, Endpoint]] = {}
+        """By executor, the nodes that it was started with or told of."""
 
     @property
     def complete(self) -> bool:
         """Whether everybody is up."""
-        return set(self.everybody) <= set(self.book)
+        return not self._absent
+
+    def is_executor(self, who: str) -> bool:
+        """Whether it is an executor, not a source task or a sink."""
+        return who in self._are_executors
 
     def send(self, who: str, message: Any) -> None:
         """Send to a participant, or to a host of sources and sinks."""
@@ -66,12 +77,37 @@ class Attendance:
 
     def send_all(self, message: Any) -> None:
         """Send to everybody who is up."""
-        for who in self.book:
-            self.send(who, message)
+        self._send_each(self.book, message)
+
+    def _send_each(self, whom: Iterable[str], message: Any) -> None:
+        self._hub.mail.send_all(map(self._name, whom), message)
 
     def introduce(self) -> None:
-        """Let everybody know where everybody is, and every node."""
-        self.send_all(say.Peers({**self._nodes(), **self.book}))
+        """Let everybody who is up know where those are whom it needs, as far as it does not."""
+        self.introduce_nodes()
+        for due in self._introductions.due():
+            book = {str(who): self.book[who] for who in due.whom}
+            self._send_each(due.receivers, say.Peers(book))
+
+    def introduce_nodes(self) -> None:
+        """Let every executor that is up know of the nodes that it does not."""
+        nodes = self._nodes()
+        ignorant: dict[tuple[str, ...], list[Peer]] = {}
+        for who in self.executors:
+            if who in self.book:
+                new = self._new_nodes(who, nodes)
+                if new:
+                    ignorant.setdefault(tuple(new), []).append(who)
+        for names, whom in ignorant.items():
+            self._send_each(whom, say.Peers({name: nodes[name] for name in names}))
+
+    def _new_nodes(self, who: Peer, nodes: dict[str, Endpoint]) -> list[str]:
+        """The nodes that an executor does not know; from now on it does."""
+        known = self._nodes_known.get(who, {})
+        if known == nodes:
+            return []
+        self._nodes_known[who] = nodes
+        return [name for name, endpoint in nodes.items() if known.get(name) != endpoint]
 
     def _nodes(self) -> dict[str, Endpoint]:
         return {f"node {node}": seen.endpoint for node, seen in self._hub.nodes.items()}
@@ -79,6 +115,7 @@ class Attendance:
     def start_executor(self, who: Peer) -> None:
         """Have an executor's main process started, on the node that it is placed on."""
         placed = self.placements[who]
+        self._nodes_known[who] = self._nodes()
         order = self._blueprint.executor(who, placed, self.lives[who])
         self._hub.send_node(placed.node, order)
 
@@ -86,8 +123,10 @@ class Attendance:
         """A participant is gone: the next one of its name is another life."""
         self.lives[who] += 1
         self.book.pop(who, None)
+        self._absent.add(who)
+        self._introductions.left(who)
         self._hub.mail.forget(self._name(who))
-        if who in self.executors:
+        if self.is_executor(who):
             order = say.DropExecutor(self._run, who, self.lives[who])
             self._hub.send_nodes(self._hub.nodes, order)
         elif self._host_of(who) in self.hosts:
@@ -117,8 +156,14 @@ class Attendance:
             return False
         self.book[message.who] = message.endpoint
         self.pids[message.who] = message.pid
+        self._absent.discard(message.who)
+        self._introductions.came(message.who)
         self._hub.mail.know(self._name(message.who), message.endpoint)
-        self.send(message.who, say.Peers(self._nodes()))  # some may have come since it was started
+        if self.is_executor(message.who):
+            nodes = self._nodes()
+            new = self._new_nodes(message.who, nodes)  # some may have come since it was started
+            if new:
+                self.send(message.who, say.Peers({name: nodes[name] for name in new}))
         return True
 
     def beat(self) -> None:
@@ -156,7 +201,7 @@ class Attendance:
         return f"{self._run} {who}"
 
     def _host_of(self, who: Peer) -> int:
-        return list(self._ends).index(who) % self.ends_hosts
+        return self._end_numbers[who] % self.ends_hosts
 
     def _beside(self, host: say.EndsHostUp) -> list[NodeId]:
         return [n for n, seen in sorted(self._hub.nodes.items()) if seen.home == host.home]
@@ -166,11 +211,20 @@ class Attendance:
         self._begun[who] = self.lives[who]
         life, near = self.lives[who], self._beside(host)
         if near:
-            site = self._blueprint.site(near[list(self._ends).index(who) % len(near)], life)
+            site = self._blueprint.site(near[self._end_numbers[who] % len(near)], life)
         else:
             site = self._blueprint.site_elsewhere(host, life)
         payload = pickle.dumps(make(site), pickle.HIGHEST_PROTOCOL)
         return say.StartEnd(kind, who, life, payload)
+
+
+def _groups(plan: Plan) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """The processes of each stage, and those that they receive from and send to."""
+    for stage in plan.stages:
+        processes = stage.processes
+        if processes:
+            first = processes[0]
+            yield processes, (*plan.upstreams_of(first), *plan.downstreams_of(first))
 
 
 def _processes(stages: Sequence[StagePlan]) -> tuple[Peer, ...]:

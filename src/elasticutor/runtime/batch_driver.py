@@ -18,7 +18,6 @@ from elasticutor.core import coordinator as co
 from elasticutor.core import instructions as do
 from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer
 from elasticutor.errors import StaleAttemptError
-from elasticutor.runtime import messages as say
 from elasticutor.runtime.batch_errors import AGAIN, ANEW, BatchError
 from elasticutor.runtime.clerk import Clerk
 from elasticutor.runtime.failures import described
@@ -29,6 +28,7 @@ from elasticutor.runtime.reports import Reporter
 from elasticutor.runtime.scheduling import Interval
 from elasticutor.runtime.specs import Tempo
 from elasticutor.state.checkpoint import Checkpoint, StateFile
+from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
     from elasticutor.runtime.hub import Hub
@@ -248,7 +248,8 @@ class BatchDriver:
         name = self._name(task)
         self._hub.mail.send(name, message)
         if not isinstance(message, say.Admitted):
-            self._hub.mail.forget(name)
+            # The process has a task of the next batch, most likely.
+            self._hub.mail.rest(name)
             self._homes.pop(task, None)
 
     def _name(self, task: ba.Ingress) -> str:

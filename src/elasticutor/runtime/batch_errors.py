@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 
 from elasticutor.errors import ElasticutorError
-from elasticutor.runtime import messages as say
+from elasticutor.transport import messages as say
 
 AGAIN = "start the query again from its checkpoint, or let elasticutor.supervise do so"
 """What helps where something was lost; `supervise` knows it by its name in here."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.pacing import report_every_s
 from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.placement import Placement
 from elasticutor.errors import BadValueError
-from elasticutor.runtime import messages as say
 from elasticutor.runtime.specs import (
     ExecutorSpec,
     Keeping,
@@ -24,6 +24,7 @@ from elasticutor.runtime.specs import (
     Tempo,
 )
 from elasticutor.topology import OperatorPlan, Plan
+from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
     from elasticutor.runtime.hub import Hub
@@ -65,6 +66,25 @@ def _split(operator: OperatorPlan, paradigm: Paradigm) -> OperatorPlan:
     return replace(operator, executors=executors, cores=1, shards=shards)
 
 
+def _paced(tempo: Tempo, plan: Plan, paradigm: Paradigm) -> Tempo:
+    """The tempo of the executors, who may be so many that the driver would not keep up."""
+    executors = sum(operator.executors for operator in plan.operators)
+    paced = replace(tempo, measure_s=report_every_s(tempo.measure_s, executors))
+    if paradigm == "rc":  # each look at the balance is a report to the driver
+        paced = replace(paced, balance_s=report_every_s(tempo.balance_s, executors))
+    return paced
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """What the executors of an operator have in common."""
+
+    spec: OperatorSpec
+    upstreams: tuple[Peer, ...]
+    numbers: Mapping[str, int]
+    """Of each executor, its place among them."""
+
+
 class Blueprint:
     """What the processes of one run are told."""
 
@@ -82,10 +102,14 @@ class Blueprint:
         self._run = run
         self._plan = plan
         self._config = config
-        self._tempo = tempo
+        self.tempo = _paced(tempo, plan, paradigm)
+        """Of the executors."""
+        ends = sum(source.tasks for source in plan.sources) + len(plan.sinks)
+        self._ends_tempo = replace(tempo, measure_s=report_every_s(tempo.measure_s, ends))
         self._paradigm = paradigm
         self._keeping = keeping
         """By operator, where state is made durable; None: nowhere."""
+        self._shared: dict[str, _Shared] = {}
 
     def site(self, node: NodeId, life: int = 0) -> Site:
         """A process on a node."""
@@ -96,12 +120,35 @@ class Blueprint:
     def site_elsewhere(self, host: say.EndsHostUp, life: int = 0) -> Site:
         """A process on no node."""
         name = NodeId(f"ends-{host.number}")
-        return Site(self._run, name, "", host.host, self._hub.keys, self._hub.endpoint, life)
+        hub = self._hub
+        return Site(
+            self._run, name, host.sockets, host.host, hub.keys, hub.endpoint, life, on_node=False
+        )
 
     def executor(self, who: Peer, placed: Placement, life: int = 0) -> say.StartExecutor:
         """A main process, for the node that it is placed on."""
         operator = self._plan.stage_of(who)
         assert isinstance(operator, OperatorPlan)  # the caller knows its executors
+        shared = self._shared.get(operator.name)
+        if shared is None:
+            shared = self._shared[operator.name] = self._shared_by(operator)
+        executor = ExecutorSpec(
+            self.site(placed.node, life),
+            who,
+            shared.numbers[who],
+            replace(self._config, shards=operator.shards),
+            shared.spec,
+            shared.upstreams,
+            placed.cores,
+            {node: seen.endpoint for node, seen in self._hub.nodes.items()},
+            self.tempo,
+            Peer(operator.name) if self._paradigm == "rc" else who,
+            None if self._keeping is None else self._keeping[operator.name],
+        )
+        payload = pickle.dumps(executor, pickle.HIGHEST_PROTOCOL)
+        return say.StartExecutor(self._run, who, payload, life)
+
+    def _shared_by(self, operator: OperatorPlan) -> _Shared:
         spec = OperatorSpec(
             operator.name,
             operator.blob,
@@ -110,21 +157,9 @@ class Blueprint:
             operator.output,
             _RETURN if self._config.outputs == "return" else self._routes(operator.targets),
         )
-        executor = ExecutorSpec(
-            self.site(placed.node, life),
-            who,
-            operator.processes.index(who),
-            replace(self._config, shards=operator.shards),
-            spec,
-            _peers(self._plan.upstreams_of(who)),
-            placed.cores,
-            {node: seen.endpoint for node, seen in self._hub.nodes.items()},
-            self._tempo,
-            Peer(operator.name) if self._paradigm == "rc" else who,
-            None if self._keeping is None else self._keeping[operator.name],
-        )
-        payload = pickle.dumps(executor, pickle.HIGHEST_PROTOCOL)
-        return say.StartExecutor(self._run, who, payload, life)
+        names = operator.processes
+        numbers = {name: number for number, name in enumerate(names)}
+        return _Shared(spec, _peers(self._plan.upstreams_of(names[0])), numbers)
 
     def ends(self) -> list[End]:
         """All sources and sinks."""
@@ -151,14 +186,14 @@ class Blueprint:
                         source.tasks,
                         routes,
                         self._config.min_credit_bytes,
-                        self._tempo,
+                        self._ends_tempo,
                         self._keeping is not None,
                     )
 
                 yield "source", name, make
 
     def _sinks(self) -> Iterator[End]:
-        credit, tempo = self._config.min_credit_bytes, self._tempo
+        credit, tempo = self._config.min_credit_bytes, self._ends_tempo
         keeping = self._keeping
         job = next((kept.uri for kept in (keeping or {}).values()), "")
         for sink in self._plan.sinks:

@@ -6,8 +6,8 @@ from typing import Any
 
 from elasticutor.core import instructions as do
 from elasticutor.core.ids import Peer
-from elasticutor.runtime import messages as say
 from elasticutor.runtime.journal import Journal
+from elasticutor.transport import messages as say
 
 REPORTS = (do.ReportMove, do.ReportSealed, do.ReportHotShards, say.MoveRefused)
 """Reports that are for the record alone."""

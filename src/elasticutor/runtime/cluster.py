@@ -39,11 +39,11 @@ from elasticutor.runtime.phases import RunPhase, Terms
 from elasticutor.runtime.reception import Reception
 from elasticutor.runtime.run import Run
 from elasticutor.runtime.scheduling import CoreScheduler
-from elasticutor.runtime.security import ClusterKeys
 from elasticutor.runtime.specs import Tempo
 from elasticutor.runtime.supervisor import Supervisor
 from elasticutor.state.checkpoint import Checkpoint
 from elasticutor.topology import Plan, Topology
+from elasticutor.transport.security import ClusterKeys
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +209,8 @@ class BaseCluster(ABC):
                 executors while all sources pause). In the last two an operator with `executors=e`
                 and `cores=c` has e * c executors.
             balance_s: How often each executor looks at the balance of its tasks; 0: never.
-            measure_s: How often everybody sends measurements.
+            measure_s: How often everybody sends measurements, in seconds; executors send them less
+                often where there are more than 125, so that the driver keeps up.
             config: Settings of the executors, but for their number of shards.
             journal: The file for events; default: one in the directory for temporary files.
             keep: Keep the processes when the run is drained, so that state can be read.

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterable
 
 from elasticutor.core.ids import Peer
-from elasticutor.runtime import messages as say
 from elasticutor.runtime.attendance import Attendance
+from elasticutor.transport import messages as say
 
 
 class Draining:

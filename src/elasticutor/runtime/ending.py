@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from elasticutor.runtime import messages as say
 from elasticutor.runtime.attendance import Attendance
 from elasticutor.runtime.hosts import ends_name
+from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
     from elasticutor.runtime.hub import Hub

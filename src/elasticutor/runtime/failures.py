@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Iterator
 
 from elasticutor.errors import ElasticutorError
-from elasticutor.runtime import messages as say
-from elasticutor.runtime.mailroom import DRIVER, Mailroom
+from elasticutor.transport import messages as say
+from elasticutor.transport.mailbox import DRIVER, Mailbox
 
 LAST_WORDS_S = 2.0
 """How long a process tries to get its last messages out."""
@@ -39,7 +39,7 @@ def described_end(code: int) -> str:
 
 
 @contextlib.contextmanager
-def reporting(mail: Mailroom, run: str, who: str) -> Iterator[None]:
+def reporting(mail: Mailbox, run: str, who: str) -> Iterator[None]:
     """Tell the driver of whatever ends the process, and leave time for that to arrive."""
     try:
         yield

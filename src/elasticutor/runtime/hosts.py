@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import secrets
 import shutil
 import socket
 import time
@@ -18,14 +19,14 @@ from pathlib import Path
 from elasticutor._version import __version__
 from elasticutor.core.ids import NodeId
 from elasticutor.errors import ElasticutorError
-from elasticutor.runtime import messages as say
-from elasticutor.runtime.channels import Endpoint, Links, advertised_host
 from elasticutor.runtime.failures import described_end
-from elasticutor.runtime.mailroom import DRIVER, Mailroom
 from elasticutor.runtime.places import SHARED_MEMORY, Place, remove_stale
-from elasticutor.runtime.security import ClusterKeys
 from elasticutor.runtime.specs import NodeSpec, Site
 from elasticutor.runtime.zygote import Ended, Fork, Zygote
+from elasticutor.transport import messages as say
+from elasticutor.transport.channels import Endpoint, Links, advertised_host
+from elasticutor.transport.mailbox import DRIVER, Mailbox
+from elasticutor.transport.security import ClusterKeys
 
 GIB = 1024**3
 _TICK_S = 1.0
@@ -194,7 +195,7 @@ class _Hosted:
         zygote.fork(
             Fork(
                 self.name,
-                "elasticutor.runtime.node:run_node",
+                "elasticutor.process.node:run_node",
                 pickle.dumps(spec, pickle.HIGHEST_PROTOCOL),
                 connected=True,
                 log=str(Path(spec.logs) / "node.log"),
@@ -202,7 +203,7 @@ class _Hosted:
         )
 
 
-def _await_nodes(zygote: Zygote, mail: Mailroom, nodes: Sequence[_Hosted]) -> None:
+def _await_nodes(zygote: Zygote, mail: Mailbox, nodes: Sequence[_Hosted]) -> None:
     mail.watch(zygote.fileno())
     while zygote.living or any(node.due_at < float("inf") for node in nodes):
         for node in nodes:
@@ -273,25 +274,29 @@ def host_ends(bootstrap: Bootstrap, run: str, number: int) -> None:
     bootstrap.require_version()
     host = advertised_host(bootstrap.address)
     mail = _mail(bootstrap, host, f"{ends_name(number)} of {run}")
+    # One host of a number may follow another of the same while that is still ending.
+    place = Place.make(bootstrap.cluster, f"e{number}-{secrets.token_hex(3)}", need_bytes=0)
     try:
-        with Zygote.start() as zygote:
-            mail.send(DRIVER, say.EndsHostUp(run, number, mail.endpoint, home(), host))
+        with Zygote.start(owned=place.owned, holding=place.locks) as zygote:
+            up = say.EndsHostUp(run, number, mail.endpoint, home(), host, str(place.sockets))
+            mail.send(DRIVER, up)
             for end in _await_ends(mail):
                 _start_end(zygote, end)
             _await_end(zygote, mail, run, f"host {number} of sources and sinks")
         mail.send(DRIVER, say.RunEnded(NodeId(ends_name(number)), run))
     finally:
         mail.close(linger_s=2.0)
+        place.remove()
 
 
 def _start_end(zygote: Zygote, end: say.StartEnd) -> None:
-    target = f"elasticutor.runtime.{end.kind}:run_{end.kind}"
+    target = f"elasticutor.process.{end.kind}:run_{end.kind}"
     if f"{end.who}/{end.life}" in zygote.living:
         return  # told twice
     zygote.fork(Fork(f"{end.who}/{end.life}", target, end.payload))
 
 
-def _await_ends(mail: Mailroom) -> tuple[say.StartEnd, ...]:
+def _await_ends(mail: Mailbox) -> tuple[say.StartEnd, ...]:
     until = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until:
         mail.wait(_TICK_S)
@@ -303,7 +308,7 @@ def _await_ends(mail: Mailroom) -> tuple[say.StartEnd, ...]:
     raise ElasticutorError("driver", f"say what to start within {_PATIENCE_S:g} s", "silence")
 
 
-def _await_end(zygote: Zygote, mail: Mailroom, run: str, where: str) -> None:
+def _await_end(zygote: Zygote, mail: Mailbox, run: str, where: str) -> None:
     mail.watch(zygote.fileno())
     kill_at, heard_at = float("inf"), time.monotonic()
     over = not zygote.living
@@ -340,8 +345,8 @@ def _await_end(zygote: Zygote, mail: Mailroom, run: str, where: str) -> None:
                 mail.send(DRIVER, ended)
 
 
-def _mail(bootstrap: Bootstrap, host: str, name: str) -> Mailroom:
+def _mail(bootstrap: Bootstrap, host: str, name: str) -> Mailbox:
     links = Links(name, bootstrap.keys, ipc_dir=None, host=host)
-    mail = Mailroom(links, "host")
+    mail = Mailbox(links, "host")
     mail.know(DRIVER, bootstrap.driver)
     return mail

@@ -14,14 +14,14 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Protocol, TypeVar
 
-from elasticutor.core.ids import NodeId
+from elasticutor.core.ids import NodeId, Peer
 from elasticutor.errors import ElasticutorError, ProtocolError
-from elasticutor.runtime import messages as say
-from elasticutor.runtime.channels import Endpoint, Links
-from elasticutor.runtime.mailroom import Mailroom
 from elasticutor.runtime.phases import RunPhase
-from elasticutor.runtime.security import ClusterKeys
 from elasticutor.runtime.supervisor import Supervisor
+from elasticutor.transport import messages as say
+from elasticutor.transport.channels import Endpoint, Links
+from elasticutor.transport.mailbox import Mailbox
+from elasticutor.transport.security import ClusterKeys
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Hub:
 
     def __init__(self, keys: ClusterKeys, host: str, port: int = 0) -> None:
         self.keys = keys
-        self.mail = Mailroom(Links("driver", keys, ipc_dir=None, host=host), "driver", port=port)
+        self.mail = Mailbox(Links("driver", keys, ipc_dir=None, host=host), "driver", port=port)
         self.endpoint: Endpoint = self.mail.endpoint
         self.nodes: dict[NodeId, say.NodeUp] = {}
         self.gone: dict[NodeId, str] = {}
@@ -62,8 +62,12 @@ class Hub:
         """Where the tasks of queries are received, by their elastic DataFrame."""
         self.changed = threading.Condition()
         """Notified when a node comes or goes."""
-        self.staff_changed: Callable[[], None] = _nothing
-        """Called when a task of any executor has come or gone."""
+        self.staff_changed: Callable[[str, Peer], None] = _nothing
+        """Called when a task of an executor has come or gone, with its run and name."""
+        self.cores_version = 0
+        """Counts how often any executor was told to have other cores, or runs came and went."""
+        self.taken = 0
+        """Messages that were taken in."""
         self._heard_at: dict[NodeId, float] = {}
         self._beat_at = time.monotonic()
         self._calls: deque[Callable[[], None]] = deque()
@@ -158,8 +162,7 @@ class Hub:
 
     def send_nodes(self, nodes: Iterable[NodeId], message: Any) -> None:
         """Send the same to several nodes."""
-        for node in nodes:
-            self.send_node(node, message)
+        self.mail.send_all(map(_node, nodes), message)
 
     def lose_node(self, node: NodeId, reason: str) -> None:
         """A node is gone, with everything on it."""
@@ -177,12 +180,10 @@ class Hub:
 
     def _introduce(self) -> None:
         book = {_node(node): seen.endpoint for node, seen in self.nodes.items()}
-        for node in self.nodes:
-            self.send_node(node, say.Peers(book))
+        self.send_nodes(self.nodes, say.Peers(book))
 
     def _end(self) -> None:
-        for node in self.nodes:
-            self.send_node(node, say.EndNode())
+        self.send_nodes(self.nodes, say.EndNode())
         self._over = True
 
     def _run(self) -> None:
@@ -253,6 +254,7 @@ class Hub:
 
     def _take_safely(self, message: Any) -> None:
         """Whatever a message leads to, the driver's thread goes on."""
+        self.taken += 1
         try:
             self._take(message)
         except Exception as error:
@@ -322,7 +324,7 @@ class Hub:
             self.changed.notify_all()
 
 
-def _nothing() -> None:
+def _nothing(run: str, who: Peer) -> None:
     """Nobody wants to know."""
 
 

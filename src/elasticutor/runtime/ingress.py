@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,15 +27,15 @@ from elasticutor.core.flow import InputCredits, Outputs
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.latency import LatencyHistogram
 from elasticutor.errors import ElasticutorError
-from elasticutor.runtime import messages as say
 from elasticutor.runtime.batch_errors import unpickled
-from elasticutor.runtime.channels import Links, advertised_host
 from elasticutor.runtime.hosts import SILENCE_S, Bootstrap, home
-from elasticutor.runtime.mailroom import DRIVER, Mailroom
-from elasticutor.runtime.packets import Packet, born
 from elasticutor.runtime.routes import Router
 from elasticutor.runtime.specs import Route
-from elasticutor.runtime.wire import Credit, Outgoing, Tuples
+from elasticutor.transport import messages as say
+from elasticutor.transport.channels import Links, advertised_host
+from elasticutor.transport.codec import Credit, Outgoing, Tuples
+from elasticutor.transport.mailbox import DRIVER, Mailbox
+from elasticutor.transport.packets import Packet, born
 
 if TYPE_CHECKING:
     from elasticutor.topology import Plan
@@ -44,6 +45,8 @@ _YIELD_ROWS = 10_000
 """How many outputs go back to Spark at once, as many as it sends itself; or fewer, if they are
 large:"""
 _YIELD_BYTES = 2 * 1024 * 1024
+_FEW_BIRTHS = 8
+"""Up to here, they are counted faster one by one than with NumPy."""
 _TAKE_BYTES = 8 * 1024 * 1024
 """How much each executor may have on its way back."""
 
@@ -98,8 +101,10 @@ class Station:
         self._bootstrap = bootstrap
         self._pid = os.getpid()
         self._host = advertised_host(bootstrap.address)
-        self.driver = self._mail(NodeId("ingress"), "")
-        self._mails: dict[tuple[str, str], Mailroom] = {}
+        # Of a name of its own: who keeps a connection to another process that had its port, does
+        # not take it for this one's.
+        self.driver = self._mail(NodeId(f"ingress-{secrets.token_hex(4)}"), "")
+        self._mails: dict[tuple[str, str], Mailbox] = {}
         self._heard_at = 0.0
 
     @classmethod
@@ -116,13 +121,13 @@ class Station:
         for mail in (*self._mails.values(), self.driver):
             mail.close()
 
-    def _mail(self, node: NodeId, sockets: str) -> Mailroom:
+    def _mail(self, node: NodeId, sockets: str) -> Mailbox:
         links = Links(node, self._bootstrap.keys, ipc_dir=sockets or None, host=self._host)
-        mail = Mailroom(links, f"ingress-{os.getpid()}")
+        mail = Mailbox(links, f"ingress-{os.getpid()}")
         mail.know(DRIVER, self._bootstrap.driver)
         return mail
 
-    def beside(self, node: NodeId, sockets: str) -> Mailroom:
+    def beside(self, node: NodeId, sockets: str) -> Mailbox:
         """The mail for data, on the node that this process is beside."""
         if (node, sockets) not in self._mails:
             for other in [place for place in self._mails if place[1] == sockets]:
@@ -340,9 +345,15 @@ class _Meter:
         """Outputs have come back."""
         self._taken += packet.rows
         self.rows_out[operator] += packet.rows
-        births = packet.births
-        ages = (time.time() - births[:, 0] / 1e6).clip(0.0)
-        for latency in (self._latency, self.latency[operator]):
+        now, births = time.time(), packet.births
+        both = self._latency, self.latency[operator]
+        if len(births) <= _FEW_BIRTHS:  # as a rule: all rows of a batch of Spark's are born at once
+            for born_us, rows in births.tolist():
+                for latency in both:
+                    latency.record(max(0.0, now - born_us / 1e6), rows)
+            return
+        ages = (now - births[:, 0] / 1e6).clip(0.0)
+        for latency in both:
             latency.record_many(ages, births[:, 1])
 
     def blocked(self, blocked: bool) -> None:
@@ -352,12 +363,12 @@ class _Meter:
             self._blocked_s += now - self._blocked_since
         self._blocked_since = now if blocked else None
 
-    def tell_if_due(self, mail: Mailroom) -> None:
+    def tell_if_due(self, mail: Mailbox) -> None:
         """Tell the driver, if that is some time ago."""
         if time.monotonic() - self._since >= self._every_s:
             self.tell(mail)
 
-    def tell(self, mail: Mailroom) -> None:
+    def tell(self, mail: Mailbox) -> None:
         """Tell the driver."""
         self.blocked(self._blocked_since is not None)
         now = time.monotonic()

@@ -13,12 +13,14 @@ from typing import Any
 from elasticutor.core.ids import Peer, TaskId
 from elasticutor.core.latency import LatencyHistogram
 from elasticutor.core.metrics import ExecutorMetrics
-from elasticutor.runtime import messages as say
+from elasticutor.transport import messages as say
 
 WINDOW_S = 1.0
 """What "now" means in `RunMetrics`: the measurements of about this long."""
 
 _TIMELINE = 20_000
+_FRESH = 8
+"""Measurements of an executor that are added to its total at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ class Ledger:
     def _start(self) -> None:
         self._since = time.monotonic()
         self._totals: dict[Peer, ExecutorMetrics] = {}
+        self._fresh: dict[Peer, list[ExecutorMetrics]] = {}
+        """What is not in the totals yet: many at once cost hardly more to add than one."""
         self._rows_in = self._rows_out = 0
         self._latency = LatencyHistogram()
         self._sources: dict[Peer, _Recent] = {}
@@ -137,10 +141,19 @@ class Ledger:
         with self._lock:
             who = message.who
             self._last[who] = message.metrics
-            total = self._totals.get(who)
-            self._totals[who] = message.metrics if total is None else total.then(message.metrics)
+            if who not in self._totals:
+                self._totals[who] = message.metrics
+            else:
+                fresh = self._fresh.setdefault(who, [])
+                fresh.append(message.metrics)
+                if len(fresh) >= _FRESH:
+                    self._add_up(who)
             self._tasks[who] = message.tasks
             self._dropped[who] = message.dropped
+
+    def _add_up(self, who: Peer) -> None:
+        """Add to an executor's total what has come since it was last added up."""
+        self._totals[who] = self._totals[who].then_all(self._fresh.pop(who))
 
     def staff(self, message: say.Staff) -> None:
         """An executor's tasks have changed."""
@@ -172,6 +185,8 @@ class Ledger:
     def metrics(self) -> RunMetrics:
         """How it stands now."""
         with self._lock:
+            for who in tuple(self._fresh):
+                self._add_up(who)
             latency, recent = LatencyHistogram(), LatencyHistogram()
             latency.merge(self._latency)
             for sink in self._sinks.values():

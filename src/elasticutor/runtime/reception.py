@@ -22,7 +22,6 @@ from typing import Protocol
 from elasticutor.core.batches import BatchPhase
 from elasticutor.core.succession import Succession
 from elasticutor.errors import ElasticutorError
-from elasticutor.runtime import messages as say
 from elasticutor.runtime.batch_driver import BatchDriver
 from elasticutor.runtime.batch_errors import AGAIN, BatchError
 from elasticutor.runtime.failures import described
@@ -30,6 +29,7 @@ from elasticutor.runtime.hub import Hub
 from elasticutor.runtime.phases import OVER
 from elasticutor.runtime.reports import BatchReport
 from elasticutor.runtime.run import Run
+from elasticutor.transport import messages as say
 
 log = logging.getLogger(__name__)
 

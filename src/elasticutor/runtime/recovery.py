@@ -23,9 +23,9 @@ from elasticutor.core import events as ev
 from elasticutor.core.ids import Attempt, NodeId, Peer, TaskId
 from elasticutor.core.patience import Patience
 from elasticutor.core.placement import Placement, make_up, rehouse
-from elasticutor.runtime import messages as say
 from elasticutor.runtime.attendance import Attendance
 from elasticutor.runtime.epochs import Epochs
+from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
     from elasticutor.runtime.supervisor import Supervisor
@@ -121,16 +121,14 @@ class Recovery:
         for who in guests:
             attendance.send(who, ev.NodeLost(node))
             if supervisor.cores[who].pop(node, 0):
+                supervisor.cores_changed()
                 self._make_up(who)
         for who in gone:
             self._replace(who, reason)
 
     def node_joined(self, node: NodeId) -> None:
         """A node is there: whoever lacks a home or cores may have some."""
-        endpoint = self._supervisor.endpoint_of(node)
-        for who in self._attendance.executors:
-            if who in self._attendance.book:
-                self._attendance.send(who, say.Peers({f"node {node}": endpoint}))
+        self._attendance.introduce_nodes()
         for who in sorted(self._homeless):
             self._house(who)
         if not self._supervisor.is_scheduled:
@@ -215,7 +213,7 @@ class Recovery:
     def _start(self, who: Peer, life: int) -> None:
         if life != self._attendance.lives[who] or not self._supervisor.recovers:
             return  # that one was lost before it was started, or the run is over
-        if who in self._attendance.executors:
+        if self._attendance.is_executor(who):
             self._house(who)
         else:
             self._attendance.start_end(who)
@@ -231,12 +229,15 @@ class Recovery:
             return
         self._homeless.discard(who)
         self._supervisor.cores[who] = dict(found.cores)
+        self._supervisor.cores_changed()
         self._attendance.placements[who] = found
         self._attendance.start_executor(who)
 
     def _make_up(self, who: Peer) -> None:
         """Let an executor that has lost cores have others, as far as there are any."""
         home, cores = self._attendance.placements[who].node, self._supervisor.cores[who]
+        if sum(cores.values()) >= self._targets[who] and cores.keys() <= self._supervisor.nodes:
+            return  # it has lost none
         found = make_up(Placement(home, cores), self._targets[who], self._free_cores())
         if found and found != cores:
             self._supervisor.set_cores(who, found)

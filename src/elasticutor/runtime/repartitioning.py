@@ -16,7 +16,7 @@ from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core import repartition as rc
 from elasticutor.core.ids import NodeId, Peer, ShardId
-from elasticutor.runtime import messages as say
+from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
     from elasticutor.runtime.supervisor import Supervisor

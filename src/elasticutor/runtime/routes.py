@@ -19,16 +19,16 @@ import pyarrow as pa
 from elasticutor.core.ids import Peer
 from elasticutor.core.keys import executors_of, key_hashes, shards_of
 from elasticutor.core.repartition import PausableRoute
-from elasticutor.runtime.packets import Births, Packet, split_births
 from elasticutor.runtime.specs import Route
-from elasticutor.runtime.wire import Outgoing
+from elasticutor.transport.codec import Outgoing
+from elasticutor.transport.packets import Births, Packet, split_births
 
 
 class Router:
     """Cuts batches of one stream into packets for everybody who takes them.
 
     Example:
-        >>> from elasticutor.runtime.packets import born
+        >>> from elasticutor.transport.packets import born
         >>> route = Route("counts", ("user",), (Peer("counts.0"), Peer("counts.1")))
         >>> batch = pa.record_batch({"user": pa.array([1, 2, 3, 4])})
         >>> for output in Router([route]).split(batch, born(0.0, 4)):

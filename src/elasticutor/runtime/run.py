@@ -15,13 +15,13 @@ import pyarrow as pa
 from elasticutor.core import events as ev
 from elasticutor.core.ids import NodeId, Peer, ShardId, TaskId
 from elasticutor.errors import BadValueError
-from elasticutor.runtime import messages as say
 from elasticutor.runtime.batch_driver import BatchDriver
 from elasticutor.runtime.hub import ClusterError, Hub
 from elasticutor.runtime.ledger import Moment, RunMetrics
 from elasticutor.runtime.phases import RunError, RunPhase
 from elasticutor.runtime.supervisor import Supervisor
 from elasticutor.state.codec import decode, decode_key
+from elasticutor.transport import messages as say
 
 
 class Run:

@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elasticutor.core.dealing import GRANT_S, Dealing
+from elasticutor.core.dealing import GRANT_S, CoresInUse, Dealing
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.metrics import ExecutorMetrics
 from elasticutor.core.scheduler import LOOK_S, Plan, Scheduler, SchedulerConfig
 from elasticutor.core.seen import ExecutorSeen, SourceSeen, TopologySeen
-from elasticutor.runtime import messages as say
+from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
     from elasticutor.runtime.hub import Hub
@@ -32,6 +32,10 @@ log = logging.getLogger(__name__)
 
 _SHORTEST_S = 0.2
 """Less than this is too little to go by."""
+
+
+_RECOUNT_S = 1.0
+"""How often the cores of all executors are counted while a plan is carried out."""
 
 
 class Interval:
@@ -90,6 +94,12 @@ class _Carrying:
     dealing: Dealing
     until: float
     nodes: frozenset[NodeId]
+    shared: frozenset[Peer]
+    in_use: CoresInUse
+    version: int
+    """The hub's `cores_version` up to which `in_use` was counted."""
+    recount_at: float
+    """When to count all executors again, whether or not any has said something."""
 
 
 class CoreScheduler:
@@ -110,7 +120,7 @@ class CoreScheduler:
         self._carrying: _Carrying | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="elasticutor-scheduler", daemon=True)
-        hub.staff_changed = self._go_on
+        hub.staff_changed = self._staff_changed
         self._thread.start()
 
     def close(self) -> None:
@@ -226,9 +236,18 @@ class CoreScheduler:
                 state_bytes=round(plan.cost_bytes),
                 phi=None if plan.phi == float("inf") else plan.phi,
             )
-        dealing = Dealing({named: plan.cores[named] for named in plan.changed}, plan.shared)
-        self._carrying = _Carrying(dealing, time.monotonic() + GRANT_S, frozenset(nodes))
-        self._order(dealing.give_up(self._promised()))
+        shared = frozenset(plan.shared)
+        dealing = Dealing({named: plan.cores[named] for named in plan.changed}, shared)
+        self._carrying = _Carrying(
+            dealing,
+            time.monotonic() + GRANT_S,
+            frozenset(nodes),
+            shared,
+            self._in_use(shared),
+            self._hub.cores_version,
+            time.monotonic() + _RECOUNT_S,
+        )
+        self._order(dealing.give_up(self._promised(dealing.waiting)))
         self._go_on()
 
     def _overtaken(
@@ -253,8 +272,13 @@ class CoreScheduler:
                 return f"the cores of {who} have been changed"
         return ""
 
+    def _staff_changed(self, name: str, who: Peer) -> None:
+        """A task of an executor has come or gone: grant what has become free by that."""
+        if self._carrying is not None and self._count(self._carrying, name, who):
+            self._go_on()
+
     def _go_on(self) -> None:
-        """Grant what has become free; called whenever a task has come or gone."""
+        """Grant what is free."""
         carrying = self._carrying
         if carrying is None:
             return
@@ -266,33 +290,47 @@ class CoreScheduler:
             run = self._hub.runs.get(name)
             if run is None or not run.is_running or who in run.by_hand:
                 carrying.dealing.forget(named)
+        now = time.monotonic()
+        if carrying.version != self._hub.cores_version or now >= carrying.recount_at:
+            carrying.in_use = self._in_use(carrying.shared)
+            carrying.version = self._hub.cores_version
+            carrying.recount_at = now + _RECOUNT_S
         nodes = {node: up.cores for node, up in self._hub.nodes.items()}
-        self._order(carrying.dealing.grant(self._promised(), self._occupied(), nodes))
+        promised = self._promised(carrying.dealing.waiting)
+        self._order(carrying.dealing.grant_from(promised, carrying.in_use, nodes))
         if carrying.dealing.done:
             self._carrying = None
 
     def _order(self, cores: Mapping[Peer, Mapping[NodeId, int]]) -> None:
+        carrying = self._carrying
         for named, wanted in cores.items():
             name, who = _parts(named)
+            up_to_date = carrying is not None and carrying.version == self._hub.cores_version
             self._hub.runs[name].set_cores(who, wanted)
+            if carrying is not None and up_to_date:
+                self._count(carrying, name, who)
+                carrying.version = self._hub.cores_version
 
-    def _promised(self) -> dict[Peer, Mapping[NodeId, int]]:
-        """What every executor on the cluster has been told to have."""
-        return {
-            _named(name, who): cores
-            for name, run in self._hub.runs.items()
-            if not run.is_over
-            for who, cores in run.cores.items()
-        }
+    def _promised(self, whom: Sequence[Peer]) -> dict[Peer, Mapping[NodeId, int]]:
+        """What executors have been told to have."""
+        parts = ((named, *_parts(named)) for named in whom)
+        return {named: self._hub.runs[name].cores[who] for named, name, who in parts}
 
-    def _occupied(self) -> dict[Peer, Mapping[NodeId, int]]:
-        """Where it has tasks, those about to leave included."""
-        return {
-            _named(name, who): Counter(seen.node for seen in run.ledger.tasks(who).values())
-            for name, run in self._hub.runs.items()
-            if not run.is_over
-            for who in run.cores
-        }
+    def _in_use(self, shared: frozenset[Peer]) -> CoresInUse:
+        """The cores that are promised or have a task on them, those about to leave included."""
+        counted = CoresInUse(shared)
+        for name, run in self._hub.runs.items():
+            if not run.is_over:
+                for who, cores in run.cores.items():
+                    counted.set(_named(name, who), cores, _occupied(run, who))
+        return counted
+
+    def _count(self, carrying: _Carrying, name: str, who: Peer) -> bool:
+        """Count an executor's cores again; returns whether some have become free."""
+        run = self._hub.runs.get(name)
+        if run is None or run.is_over or who not in run.cores:
+            return False
+        return carrying.in_use.set(_named(name, who), run.cores[who], _occupied(run, who))
 
     def _abandon(self, carrying: _Carrying) -> None:
         self._carrying = None
@@ -302,6 +340,11 @@ class CoreScheduler:
             if run is not None and not run.is_over:
                 reason = f"{who} did not get its cores within {GRANT_S:g} s"
                 run.journal.write("plan dropped", run=name, reason=reason)
+
+
+def _occupied(run: Supervisor, who: Peer) -> Counter[NodeId]:
+    """The nodes that an executor has tasks on, those about to leave included."""
+    return Counter(seen.node for seen in run.ledger.tasks(who).values())
 
 
 def _named(run: str, who: Peer) -> Peer:

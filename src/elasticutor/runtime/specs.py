@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.ids import NodeId, Peer, TaskId
-from elasticutor.runtime.channels import Endpoint
-from elasticutor.runtime.security import ClusterKeys
 from elasticutor.state.checkpoint import StateForm
+from elasticutor.transport.channels import Endpoint
+from elasticutor.transport.security import ClusterKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +21,15 @@ class Site:
     run: str
     node: NodeId
     sockets: str
-    """The directory of the node's ipc sockets; empty for a process that is on no node."""
+    """The directory of the process's socket files; empty where there is none."""
     host: str
     """The address under which others reach this machine."""
     keys: ClusterKeys
     driver: Endpoint
     life: int = 0
     """Which one of its name it is: one that was lost has a successor."""
+    on_node: bool = True
+    """Whether it is on a node; sources and sinks are on none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,12 +23,10 @@ from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer
 from elasticutor.core.patience import Patience
 from elasticutor.core.placement import Placement
 from elasticutor.errors import ElasticutorError, ProtocolError
-from elasticutor.runtime import messages as say
 from elasticutor.runtime.answers import Answers
 from elasticutor.runtime.attendance import Attendance
 from elasticutor.runtime.batch_driver import BatchDriver
 from elasticutor.runtime.blueprint import Blueprint
-from elasticutor.runtime.channels import Endpoint
 from elasticutor.runtime.chronicle import REPORTS, note_report, note_staff
 from elasticutor.runtime.draining import Draining
 from elasticutor.runtime.ending import Ending
@@ -42,6 +40,8 @@ from elasticutor.runtime.recovery import Recovery
 from elasticutor.runtime.repartitioning import ANSWERS, Leads
 from elasticutor.runtime.scheduling import Interval
 from elasticutor.topology import Plan
+from elasticutor.transport import messages as say
+from elasticutor.transport.channels import Endpoint
 
 if TYPE_CHECKING:
     from elasticutor.runtime.hub import Hub
@@ -75,6 +75,8 @@ class Supervisor:
         """The cores that every executor should have, by node."""
         self.paradigm = terms.paradigm
         self.latency_target = terms.latency_target
+        self.tempo = blueprint.tempo
+        """How often its executors balance and measure."""
         self.by_hand: set[Peer] = set()
         """Executors whose cores somebody has set: the scheduler leaves them alone."""
         self.interval = Interval()
@@ -108,6 +110,7 @@ class Supervisor:
             restart_hosts=lambda numbers: restart_hosts(self, numbers),
         )
         self.leads = Leads(self, self._send, hub.send_node)
+        self.cores_changed()
 
     # Starting
 
@@ -209,7 +212,7 @@ class Supervisor:
         """Let those who have not answered say why, if they can."""
         self.answers.recounts.clear()
         for who in missing:
-            if who in self.executors:
+            if self._attendance.is_executor(who):
                 self._send(who, say.Explain())
 
     def too_late(self, missing: Sequence[Peer], reason: str) -> None:
@@ -308,7 +311,12 @@ class Supervisor:
         there = {node: count for node, count in wanted.items() if node in self._hub.nodes}
         if sum(there.values()):  # otherwise it was decided before the node was lost
             self.cores[who] = there
+            self.cores_changed()
             self._send(who, say.SetCores(there))
+
+    def cores_changed(self) -> None:
+        """Some executor of the run should have other cores than before."""
+        self._hub.cores_version += 1
 
     def on_ended(self, callback: Callable[[], None]) -> None:
         """Have something done when the run has ended; must not take long."""
@@ -349,7 +357,7 @@ class Supervisor:
         self.ledger.staff(message)
         note_staff(self.journal, message)
         self.answers.notify()
-        self._hub.staff_changed()
+        self._hub.staff_changed(self.run, message.who)
 
     # The end
 
@@ -489,6 +497,7 @@ class Supervisor:
         )
         self.journal.close()
         self._set_phase(RunPhase.ENDED)
+        self.cores_changed()
         for callback in self._callbacks:
             callback()
 

@@ -71,9 +71,9 @@ class Fork:
     """Asks for a process that calls a function, and ends when the function returns.
 
     Example:
-        >>> Fork("task-1", "elasticutor.runtime.task:run").cpus
+        >>> Fork("task-1", "elasticutor.process.task:run").cpus
         ()
-        >>> Fork("task-1", "elasticutor.runtime.task")
+        >>> Fork("task-1", "elasticutor.process.task")
         Traceback (most recent call last):
         elasticutor.errors.BadValueError: target must be 'package.module:function'; got ...
     """

@@ -35,14 +35,18 @@ from elasticutor.runtime.zygote import Ended, Fork, Forked, Kill, ZygoteClient
 
 #: Imported once, before the first fork. None of them may start threads or open sockets.
 PRELOADED = (
-    "elasticutor.runtime.executor",
-    "elasticutor.runtime.node",
-    "elasticutor.runtime.sink",
-    "elasticutor.runtime.source",
-    "elasticutor.runtime.task",
+    "elasticutor.process.main",
+    "elasticutor.process.node",
+    "elasticutor.process.sink",
+    "elasticutor.process.source",
+    "elasticutor.process.task",
 )
 #: How much of what a process printed last is told when it ends badly.
 SAID_BYTES = 4096
+
+#: For every process that is forked. What it allocates is mostly state and rows, which hold no
+#: cycles, and a look at everything takes long beside a million cached states.
+GC_THRESHOLDS = (10_000, 20, 100)
 
 _PATIENCE_S = 5.0
 
@@ -314,6 +318,7 @@ def _settle_in(request: Fork) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)
     faulthandler.enable()
+    gc.set_threshold(*GC_THRESHOLDS)
     gc.enable()
 
 
@@ -339,8 +344,21 @@ def _preload(modules: Iterable[str] = PRELOADED) -> None:
     gc.disable()
     for module in modules:
         importlib.import_module(module)
+    _import_what_arrow_looks_for()
     gc.collect()
     gc.freeze()
+
+
+def _import_what_arrow_looks_for() -> None:
+    """Let Arrow import pandas here, once, where it is installed.
+
+    Arrow does so when it first makes an array of a list, or numbers of an array. In every task that
+    would be 0.2 to 0.4 s of CPU time in its first chunk: a core just granted would be of no use for
+    as long, and the load measured in that chunk a hundred times too large.
+    """
+    import pyarrow as pa
+
+    pa.array([0]).to_numpy()
 
 
 def main(arguments: Sequence[str]) -> None:

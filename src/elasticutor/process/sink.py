@@ -10,7 +10,6 @@ import os
 import pickle
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -27,13 +26,15 @@ from elasticutor.core.flow import InputCredits
 from elasticutor.core.ids import Attempt, Epoch, Peer
 from elasticutor.core.latency import LatencyHistogram
 from elasticutor.errors import BadValueError, ElasticutorError, OutOfOrderError, ProtocolError
-from elasticutor.runtime import messages as say
+from elasticutor.process.actor import Actor
+from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.failures import reporting
-from elasticutor.runtime.mailroom import DRIVER, Mailroom
-from elasticutor.runtime.packets import Packet
 from elasticutor.runtime.specs import SinkSpec
-from elasticutor.runtime.wire import Credit, Tuples
 from elasticutor.sinks import EpochWriter, NoSink, Sink, SinkRun, Writer, open_sink
+from elasticutor.transport import messages as say
+from elasticutor.transport.codec import Credit, Tuples
+from elasticutor.transport.mailbox import DRIVER, Mailbox
+from elasticutor.transport.packets import Packet
 
 _INSIDE = 64
 """What an upstream may have under way to a sink, in first credits."""
@@ -42,7 +43,8 @@ _INSIDE = 64
 def run_sink(payload: bytes) -> None:
     """Be the sink that the payload describes, until told to finish."""
     spec: SinkSpec = pickle.loads(payload)  # noqa: S301 - it came from the driver, authenticated
-    mail = Mailroom.at(spec.site, spec.who)
+    ask_for_short_slices()
+    mail = Mailbox.at(spec.site, spec.who)
     with reporting(mail, spec.site.run, spec.who):
         SinkProcess(spec, mail).run()
 
@@ -75,7 +77,7 @@ class _Outlet(ABC):
 class _ToDriver(_Outlet):
     """Ships what a memory sink takes to the driver, which knows what is committed."""
 
-    def __init__(self, spec: SinkSpec, mail: Mailroom) -> None:
+    def __init__(self, spec: SinkSpec, mail: Mailbox) -> None:
         self._spec = spec
         self._mail = mail
         self._schema = spec.schema.serialize().to_pybytes()
@@ -167,7 +169,7 @@ class _ByEpochs(_Outlet):
             self._prepared = None
 
 
-def _outlet(sink: Sink, spec: SinkSpec, mail: Mailroom) -> _Outlet:
+def _outlet(sink: Sink, spec: SinkSpec, mail: Mailbox) -> _Outlet:
     if sink.collects:
         return _ToDriver(spec, mail)
     run = SinkRun(spec.who, spec.site.run, spec.job, spec.checkpointed)
@@ -175,12 +177,12 @@ def _outlet(sink: Sink, spec: SinkSpec, mail: Mailroom) -> _Outlet:
     return _ByEpochs(writer) if isinstance(writer, EpochWriter) else _AtOnce(writer)
 
 
-class SinkProcess:
+class SinkProcess(Actor):
     """One sink."""
 
-    def __init__(self, spec: SinkSpec, mail: Mailroom) -> None:
+    def __init__(self, spec: SinkSpec, mail: Mailbox) -> None:
+        super().__init__(mail, "a sink")
         self._spec = spec
-        self._mail = mail
         sink: Sink = cloudpickle.loads(spec.blob)
         self._writes = not isinstance(sink, NoSink)  # otherwise nobody looks into the packets
         self._outlet = _outlet(sink, spec, mail)
@@ -190,7 +192,6 @@ class SinkProcess:
         self._epoch = Epoch(0)  # the one whose markers come next
         self._marked: set[Peer] = set()
         self._held: list[Tuples] = []  # of the epoch after it
-        self._finished = False
         self._rows = 0
         self._latency = LatencyHistogram()
         self._since = time.monotonic()
@@ -202,26 +203,17 @@ class SinkProcess:
             spec.site.run, spec.who, self._mail.endpoint, os.getpid(), spec.site.life
         )
         self._mail.send(DRIVER, where)
-        measure_at = time.monotonic() + spec.tempo.measure_s
+        self.every(spec.tempo.measure_s, self._outlet.tick)
+        self.every(spec.tempo.measure_s, self._measure)
         try:
-            while not self._finished:
-                self._mail.wait(max(0.0, measure_at - time.monotonic()))
-                for message in self._mail.receive():
-                    self._take(message)
-                if time.monotonic() >= measure_at:
-                    measure_at = time.monotonic() + spec.tempo.measure_s
-                    self._outlet.tick()
-                    self._measure()
+            self.serve()
         finally:
             self._outlet.close()
 
-    def _take(self, message: Any) -> None:
-        handler = _HANDLERS.get(type(message))
+    def take(self, message: Any) -> None:
+        """Handle a message; one that does not fit is dropped."""
         try:
-            if handler is None:
-                self._mail.drop(f"{type(message).__name__} is not for a sink")
-            else:
-                handler(self, message)
+            super().take(message)
         except (ProtocolError, BadValueError) as error:
             self._mail.drop(str(error))
 
@@ -312,7 +304,7 @@ class SinkProcess:
         self._say(say.Rested())
 
     def _on_finish(self, message: say.Finish) -> None:
-        self._finished = True
+        self.finish()
 
     def _say(self, what: Any) -> None:
         self._mail.send(DRIVER, say.Said(self._spec.site.run, self._spec.who, what))
@@ -327,7 +319,7 @@ class SinkProcess:
         self._since, self._rows, self._latency = now, 0, LatencyHistogram()
 
 
-_HANDLERS: dict[type, Callable[[SinkProcess, Any], None]] = {
+SinkProcess.handlers = {
     say.Hello: SinkProcess._on_hello,
     Tuples: SinkProcess._on_tuples,
     say.Marker: SinkProcess._on_marker,

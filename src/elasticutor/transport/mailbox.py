@@ -7,35 +7,36 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import zmq
-
 from elasticutor.errors import ProtocolError, UnknownPeerError
-from elasticutor.runtime.channels import Endpoint, Links, Outbox
-from elasticutor.runtime.messages import DieAt
 from elasticutor.runtime.specs import Site
-from elasticutor.runtime.wire import Frames, WireError, bundle, decode, encode, unbundled
+from elasticutor.transport.channels import Endpoint, Links, Outbox
+from elasticutor.transport.codec import Frames, WireError, decode, encode
+from elasticutor.transport.messages import DieAt
 
 log = logging.getLogger(__name__)
 
 DRIVER = "driver"
+TRACE = "ELASTICUTOR_TRACE"
+"""The variable of the environment that says where traced runs take notes (`transport.tracing`)."""
 _COMPLAIN_EVERY_S = 10.0
 _MOST_GATHERED = 64
+_REST_S = 30.0
+_MOST_RESTING = 256
 
 
-class Mailroom:
+class Mailbox:
     """Sends to peers by their names, and receives from anybody; for a single thread."""
 
-    def __init__(self, links: Links, name: str, *, port: int = 0) -> None:
+    def __init__(self, links: Links, name: str, *, port: int = 0, tcp: bool = True) -> None:
         self._links = links
-        self._inbox = links.inbox(name, port=port)
+        self._inbox = links.inbox(name, port=port, tcp=tcp)
         self._book: dict[str, Endpoint] = {}
         self._outboxes: dict[str, Outbox] = {}
-        self._poller = zmq.Poller()
-        for socket in self._inbox.sockets:
-            self._poller.register(socket, zmq.POLLIN)
+        self._resting: dict[Endpoint, tuple[Outbox, float]] = {}
+        """Connections that no name stands for now, and since when; the oldest first."""
         self.dropped = 0
         """Messages that were malformed or out of place."""
         self._excused = 0
@@ -45,12 +46,16 @@ class Mailroom:
         self._doom: DieAt | None = None
 
     @classmethod
-    def at(cls, site: Site, name: str) -> Mailroom:
-        """The mail of a process that was started at a site; it knows the driver."""
-        links = Links(site.node, site.keys, ipc_dir=site.sockets or None, host=site.host)
+    def at(cls, site: Site, name: str, *, tcp: bool = True) -> Mailbox:
+        """The mail of a process that was started at a site; it knows the driver.
+
+        Without `tcp` only processes of its node reach it.
+        """
+        node = site.node if site.on_node else ""
+        links = Links(node, site.keys, ipc_dir=site.sockets or None, host=site.host)
         # Runs share the node's directory of sockets, and two of them may be of one topology. What
         # was on its way to one that is lost must not come to its successor, either.
-        mail = cls(links, f"{site.run}/{name}/{site.life}")
+        mail = _made(cls, name)(links, f"{site.run}/{name}/{site.life}", tcp=tcp)
         mail.know(DRIVER, site.driver)
         return mail
 
@@ -61,16 +66,15 @@ class Mailroom:
 
     def watch(self, fd: int) -> None:
         """Wake up when this file can be read, too."""
-        self._poller.register(fd, zmq.POLLIN)
+        self._links.watch(fd)
 
-    def watch_too(self, other: Mailroom) -> None:
-        """Wake up when another mailroom of this thread has mail, too."""
-        for socket in other._inbox.sockets:
-            self._poller.register(socket, zmq.POLLIN)
+    def watch_too(self, other: Mailbox) -> None:
+        """Wake up when another mailbox of this thread has mail, too."""
+        self._links.watch_too(other._links)
 
     def unwatch(self, fd: int) -> None:
         """Do not look at this file any more."""
-        self._poller.unregister(fd)
+        self._links.unwatch(fd)
 
     def know(self, who: str, endpoint: Endpoint) -> None:
         """Take note of where somebody is; a new address replaces the old one."""
@@ -89,36 +93,81 @@ class Mailroom:
         outbox = self._outboxes.pop(who, None)
         # One inbox has one outbox here, whatever the names under which it is known.
         if outbox is not None and outbox not in self._outboxes.values():
-            gathered = self._gathered.pop(outbox, None)
-            if gathered:
-                outbox.send(bundle(gathered))
-            outbox.close(linger_s=1.0)
+            self._close(outbox)
+
+    def _close(self, outbox: Outbox) -> None:
+        gathered = self._gathered.pop(outbox, None)
+        if gathered:
+            outbox.send_all(gathered)
+        outbox.close(linger_s=1.0)
+
+    def rest(self, who: str) -> None:
+        """Forget a name, but keep the connection for a while: another name may be of its address.
+
+        For peers that come and go by name, and stay by address.
+        """
+        endpoint = self._book.get(who)
+        outbox = self._outboxes.get(who)
+        if endpoint is None or outbox is None:
+            self.forget(who)
+            return
+        del self._book[who], self._outboxes[who]
+        now = time.monotonic()
+        if outbox not in self._outboxes.values():
+            self._resting.pop(endpoint, None)
+            self._resting[endpoint] = outbox, now
+        for other, (closing, since) in list(self._resting.items()):
+            if now - since < _REST_S and len(self._resting) <= _MOST_RESTING:
+                break
+            del self._resting[other]
+            self._close(closing)
 
     def send(self, who: str, message: Any) -> None:
         """Send to somebody known, behind everything that was sent there before."""
+        outbox = self._outbox(who)
+        if self._doom is not None:
+            self._meet_doom(message, sends=True)
+        self._post(outbox, encode(message))
+
+    def _outbox(self, who: str) -> Outbox:
         outbox = self._outboxes.get(who)
         if outbox is None:
             endpoint = self._book.get(who)
             if endpoint is None:
                 raise UnknownPeerError("peer", f"be one of {sorted(self._book)}", who)
+            self._resting.pop(endpoint, None)  # if it is there, it is what `connect` returns
             outbox = self._outboxes[who] = self._links.connect(endpoint)
-        if self._doom is not None:
-            self._meet_doom(message, sends=True)
-        frames = encode(message)
+        return outbox
+
+    def _post(self, outbox: Outbox, frames: Frames) -> None:
         if not self._gathering:
             outbox.send(frames)
             return
-        gathered = self._gathered.setdefault(outbox, [])
+        gathered = self._gathered.get(outbox)
+        if gathered is None:
+            if outbox.idle:
+                outbox.send(frames)
+            else:
+                self._gathered[outbox] = [frames]
+            return
         gathered.append(frames)
         if len(gathered) >= _MOST_GATHERED:
-            outbox.send(bundle(self._gathered.pop(outbox)))
+            outbox.send_all(self._gathered.pop(outbox))
+
+    def send_all(self, whom: Iterable[str], message: Any) -> None:
+        """Send the same to many known peers; it is written once."""
+        frames = encode(message)
+        for who in whom:
+            if self._doom is not None:
+                self._meet_doom(message, sends=True)
+            self._post(self._outbox(who), frames)
 
     @contextlib.contextmanager
     def gathering(self) -> Iterator[None]:
-        """Keep what is sent until the end of the block, and send what goes to one peer as one.
+        """Send at once to a peer that keeps up; else keep it until the block ends, and send as one.
 
-        For an event loop that takes in whatever is there: the more it finds, the less often it has
-        to send, and whom it sends to, to wake up.
+        For an event loop that takes in whatever is there: while a peer has yet to read what was
+        sent before, another message would not reach it any sooner.
         """
         self._gathering = True
         try:
@@ -130,32 +179,26 @@ class Mailroom:
     def _send_gathered(self) -> None:
         while self._gathered:
             outbox, messages = self._gathered.popitem()
-            outbox.send(bundle(messages))
+            outbox.send_all(messages)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until there is mail, a watched file can be read, or the time is up."""
-        return bool(self._poller.poll(max(0, round(timeout_s * 1e3 + 0.499))))
+        return self._links.wait(timeout_s)
 
     def receive(self, limit: int = 256) -> Iterator[Any]:
         """The messages that are here now."""
-        for received in self._inbox.receive(limit):
+        for frames in self._inbox.receive(limit):
             try:
-                messages = unbundled(received)
+                message = decode(frames)
             except WireError as error:
                 self.drop(str(error))
                 continue
-            for frames in messages:
-                try:
-                    message = decode(frames)
-                except WireError as error:
-                    self.drop(str(error))
-                    continue
-                if isinstance(message, DieAt) and message.task is None:
-                    self._doom = message
-                    continue
-                if self._doom is not None:
-                    self._meet_doom(message, sends=False)
-                yield message
+            if type(message) is DieAt and message.task is None:
+                self._doom = message
+                continue
+            if self._doom is not None:
+                self._meet_doom(message, sends=False)
+            yield message
         self.require_all()
 
     def _meet_doom(self, message: Any, *, sends: bool) -> None:
@@ -196,3 +239,21 @@ class Mailroom:
     def close(self, linger_s: float = 0.0) -> None:
         """Close all sockets; what is still to be sent has so much time."""
         self._links.close(linger_s)
+
+
+def _made(usual: type[Mailbox], name: str) -> Callable[..., Mailbox]:
+    """The usual mailbox; one that takes notes, where a run is traced."""
+    if TRACE not in os.environ:
+        return usual
+    from elasticutor.transport import tracing
+
+    folder = tracing.folder()
+    if folder is None:
+        return usual
+
+    def traced(*arguments: Any, **options: Any) -> Mailbox:
+        mail = tracing.TracedMailbox(*arguments, **options)
+        mail.note_in(folder / f"{name}.{os.getpid()}")
+        return mail
+
+    return traced

@@ -14,7 +14,7 @@ import pyarrow as pa
 from elasticutor.core.ids import ShardId
 from elasticutor.errors import BadValueError
 from elasticutor.operator import Groups, Keys
-from elasticutor.runtime.rows import keys_of
+from elasticutor.process.rows import keys_of
 from elasticutor.state.cache import KeyArray, KeyStates, StateCache
 
 

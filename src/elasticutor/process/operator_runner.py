@@ -14,10 +14,9 @@ from __future__ import annotations
 import traceback
 from bisect import bisect_right
 from collections import namedtuple
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -26,33 +25,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from elasticutor.core.ids import ShardId
+from elasticutor.core.ids import ChunkId, ShardId
+from elasticutor.core.task_inbox import Work
 from elasticutor.errors import BadValueError, ElasticutorError
 from elasticutor.operator import Operator, OperatorError, kind_of
-from elasticutor.runtime.chunk_state import ChunkState
-from elasticutor.runtime.rows import MisfitError, RowWriter, keys_of, values_of
+from elasticutor.process.chunk_run import BatchRun, ChunkRun, Done, IntArray, RecordRun, Turns
+from elasticutor.process.chunk_state import ChunkState
+from elasticutor.process.rows import MisfitError, RowWriter, keys_of
 from elasticutor.state.cache import KeyState, StateCache
 
 _WORTH_TIMING_S = 10e-6
 """From this mean cost of a row on every row is timed: the clock is then a hundredth of it."""
 _SAMPLED = 16
 """Of cheaper rows, those of every so many chunks are timed."""
+_LOOK_S = 200e-6
+"""How long rows are processed before anybody looks for a label: a look costs about 2 µs."""
+_MOST_AT_ONCE = 16_384
 _SHOWN = 1_000
 _TRACE_SHOWN = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """What came of a chunk."""
-
-    output: pa.RecordBatch | None
-    """The rows made, of exactly the output's schema; None if there are none."""
-    part_rows_out: list[int]
-    """How many of them came of each part of the chunk."""
-    useful_s: float
-    """Time spent in the operator and on its rows' conversion."""
-    row_seconds: npt.NDArray[np.float64] | None
-    """Time spent on each row in the operator, state included, if it was measured."""
 
 
 class OperatorRunner:
@@ -117,35 +107,46 @@ class OperatorRunner:
         self._make_row = partial(tuple.__new__, row_type)
         self._chunks = 0
         self._row_cost_s = 0.0
+        self.rows_at_once = 1
+        """How many rows are processed before anybody looks for something more urgent."""
 
     def run(
         self, batch: pa.RecordBatch, shards: npt.NDArray[np.int32], part_rows: Sequence[int]
     ) -> Done:
-        """Run the operator over a chunk.
+        """Run the operator over a whole chunk; arguments and errors as in `begin`."""
+        run = self.begin(batch, Work(ChunkId(0), shards), part_rows)
+        run.advance(lambda: False)
+        return run.report()
+
+    def begin(self, batch: pa.RecordBatch, work: Work, part_rows: Sequence[int]) -> ChunkRun:
+        """Begin with a chunk, as far as any of it is left.
 
         Args:
             batch: The chunk's rows.
-            shards: The shard of each row.
+            work: Which of them are to be processed, and the shard of each.
             part_rows: How many rows each of the chunk's parts has, one part after the other.
 
         Raises:
-            OperatorError: The operator failed, or made what does not fit its output. The state is
-                then as the operator left it: the attempt is over.
+            OperatorError: Here or as the chunk runs: the operator failed, or made what does not
+                fit its output. The state is then as the operator left it: the attempt is over.
             BadValueError: The chunk is not what the operator takes, or does not hold together.
         """
-        self._check(batch, shards, part_rows)
-        if not batch.num_rows:
-            return Done(None, [0] * len(part_rows), 0.0, None)
-        began = perf_counter()
+        self._check(batch, work.shards, part_rows)
         if self._kind == "batch":
-            output = self._run_batch(batch, shards)
-            made, row_seconds = _attributed(output, part_rows), None
-        else:
-            output, made, row_seconds = self._run_records(batch, shards, part_rows)
-        useful_s = perf_counter() - began
+            return BatchRun(self, batch, work, part_rows)
+        return RecordRun(self, batch, work, part_rows)
+
+    def pace(self, rows: int, spent_s: float) -> None:
+        """Have as many rows at once as take about `_LOOK_S`, given what these took."""
+        if spent_s > 2 * _LOOK_S:
+            self.rows_at_once = max(1, rows // 2)
+        elif rows == self.rows_at_once and 2 * spent_s < _LOOK_S and rows < _MOST_AT_ONCE:
+            self.rows_at_once = 2 * rows
+
+    def count(self, rows: int, useful_s: float) -> None:
+        """Note what some rows have cost."""
         self._chunks += 1
-        self._row_cost_s += (useful_s / batch.num_rows - self._row_cost_s) / 2
-        return Done(output, made, useful_s, row_seconds)
+        self._row_cost_s += (useful_s / rows - self._row_cost_s) / 2
 
     def _check(
         self, batch: pa.RecordBatch, shards: npt.NDArray[np.int32], part_rows: Sequence[int]
@@ -158,30 +159,19 @@ class OperatorRunner:
 
     # Record by record -----------------------------------------------------------------------------
 
-    def _run_records(
-        self, batch: pa.RecordBatch, shards: npt.NDArray[np.int32], part_rows: Sequence[int]
-    ) -> tuple[pa.RecordBatch | None, list[int], npt.NDArray[np.float64] | None]:
-        timed = self._row_cost_s >= _WORTH_TIMING_S or self._chunks % _SAMPLED == 0
-        columns = [values_of(column) for column in batch.columns]
-        keys = self._keys(batch, columns)
-        states = map(self._handles.__getitem__, shards.tolist())
+    @property
+    def times_rows(self) -> bool:
+        """Whether the rows of the next chunk are to be timed."""
+        return self._row_cost_s >= _WORTH_TIMING_S or self._chunks % _SAMPLED == 0
+
+    def turns(self, keys: list[Any], columns: list[list[Any]], shards: list[ShardId]) -> Turns:
+        """What the operator is given, row by row."""
         # An iterator: each row is gone before the next is made, and the allocator stays warm.
         rows = map(self._make_row, zip(*columns, strict=True))
-        rows_out: list[Any] = []
-        ends: list[int] = []
-        stamps: list[float] = []
-        if timed:
-            self._process_timed(keys, rows, states, rows_out, ends, stamps)
-        else:
-            self._process(keys, rows, states, rows_out, ends)
-        output = self._written(rows_out, ends, batch, keys) if rows_out else None
-        row_seconds = np.array([end - start for start, end in pairwise(stamps)]) if timed else None
-        if len(part_rows) == 1:
-            return output, [len(rows_out)], row_seconds
-        part_ends = [0, *(ends[end - 1] if end else 0 for end in accumulate(part_rows))]
-        return output, [end - start for start, end in pairwise(part_ends)], row_seconds
+        return zip(keys, rows, map(self._handles.__getitem__, shards), strict=True)
 
-    def _keys(self, batch: pa.RecordBatch, columns: list[list[Any]]) -> list[Any]:
+    def keys(self, batch: pa.RecordBatch, columns: list[list[Any]]) -> list[Any]:
+        """The key of each row."""
         if len(self._key_places) == 1:
             place = self._key_places[0]
             kind = batch.schema.field(place).type
@@ -189,18 +179,12 @@ class OperatorRunner:
                 return columns[place]
         return keys_of([batch.column(place) for place in self._key_places])
 
-    def _process(
-        self,
-        keys: list[Any],
-        rows: Iterable[Any],
-        states: Iterable[KeyState],
-        rows_out: list[Any],
-        ends: list[int],
-    ) -> None:
+    def process(self, turns: Turns, rows_out: list[Any], ends: list[int]) -> None:
+        """Process some rows, and note after each how many outputs there are."""
         process, extend, end = self._operator.process, rows_out.extend, ends.append
         key = row = made = None
         try:
-            for key, row, state in zip(keys, rows, states, strict=True):
+            for key, row, state in turns:
                 state.key = key
                 made = process(key, row, state)
                 if made is not None:
@@ -209,25 +193,14 @@ class OperatorRunner:
         except Exception as error:
             raise self._blamed(error, key, row) from error
 
-    def _process_timed(
-        self,
-        keys: list[Any],
-        rows: Iterable[Any],
-        states: Iterable[KeyState],
-        rows_out: list[Any],
-        ends: list[int],
-        stamps: list[float],
-    ) -> None:
-        process, extend, end, stamp = (
-            self._operator.process,
-            rows_out.extend,
-            ends.append,
-            stamps.append,
-        )
+    def process_timed(self, turns: Turns, rows_out: list[Any], ends: list[int]) -> list[float]:
+        """The same; returns how long each row took."""
+        process, extend, end = self._operator.process, rows_out.extend, ends.append
+        stamps = [perf_counter()]
+        stamp = stamps.append
         key = row = made = None
-        stamp(perf_counter())
         try:
-            for key, row, state in zip(keys, rows, states, strict=True):
+            for key, row, state in turns:
                 state.key = key
                 made = process(key, row, state)
                 if made is not None:
@@ -236,14 +209,21 @@ class OperatorRunner:
                 stamp(perf_counter())
         except Exception as error:
             raise self._blamed(error, key, row) from error
+        return [end - start for start, end in pairwise(stamps)]
 
-    def _written(
-        self, rows_out: list[Any], ends: list[int], batch: pa.RecordBatch, keys: list[Any]
+    def written(
+        self,
+        rows_out: list[Any],
+        ends: list[int],
+        batch: pa.RecordBatch,
+        keys: list[Any],
+        places: IntArray,
     ) -> pa.RecordBatch:
+        """The outputs of the rows at these places, as columns."""
         try:
             return self._writer.batch(rows_out)
         except MisfitError as misfit:
-            place = bisect_right(ends, misfit.place)
+            place = int(places[bisect_right(ends, misfit.place)])
             row = self._make_row([column[0].as_py() for column in batch.slice(place, 1).columns])
             raise OperatorError(
                 self._name,
@@ -256,9 +236,10 @@ class OperatorRunner:
 
     # A batch at a time ----------------------------------------------------------------------------
 
-    def _run_batch(
+    def process_batch(
         self, batch: pa.RecordBatch, shards: npt.NDArray[np.int32]
     ) -> pa.RecordBatch | None:
+        """Let the operator have some rows at once; returns its outputs."""
         state = ChunkState(self._cache, [batch.column(p) for p in self._key_places], shards)
         try:
             made = list(_tables(self._operator.process_batch(batch, state)))
@@ -332,16 +313,6 @@ def _place_of(column: str, schema: pa.Schema) -> int:
     if place < 0:
         raise BadValueError("key", f"name columns of the input ({', '.join(schema.names)})", column)
     return place
-
-
-def _attributed(output: pa.RecordBatch | None, part_rows: Sequence[int]) -> list[int]:
-    """Whose outputs these are: each part's own, if they are as many as the rows; else the oldest's.
-
-    Latency is then judged by the oldest rows that may be behind an output, never by younger ones.
-    """
-    if output is not None and output.num_rows == sum(part_rows):
-        return list(part_rows)
-    return [0 if output is None else output.num_rows, *[0] * (len(part_rows) - 1)]
 
 
 def _tables(made: Any) -> Iterator[pa.RecordBatch]:

@@ -35,12 +35,12 @@ from elasticutor.core.ids import Attempt, ChunkId, Epoch, NodeId, Peer, TaskId
 from elasticutor.core.keeper import SendSlice
 from elasticutor.core.latency import LatencyHistogram
 from elasticutor.core.metrics import ExecutorMetrics, Meter
-from elasticutor.runtime import control, journal
-from elasticutor.runtime import messages as say
-from elasticutor.runtime import wire as format_
-from elasticutor.runtime.channels import Endpoint, Links
-from elasticutor.runtime.packets import NO_HASHES, Packet, born
-from elasticutor.runtime.wire import (
+from elasticutor.runtime import journal
+from elasticutor.state.levels import Record
+from elasticutor.transport import control
+from elasticutor.transport import messages as say
+from elasticutor.transport.channels import Endpoint, Links
+from elasticutor.transport.codec import (
     MOST_ROWS,
     Chunk,
     Credit,
@@ -52,7 +52,7 @@ from elasticutor.runtime.wire import (
     decode,
     encode,
 )
-from elasticutor.state.levels import Record
+from elasticutor.transport.packets import NO_HASHES, Packet, born
 
 SMALL = 2 * 1024 * 1024
 """What a small message may take at most, in bytes."""
@@ -386,7 +386,7 @@ def named(module: str, name: str) -> bytes:
     return b"".join(text) + pickle.STACK_GLOBAL
 
 
-BEAT = named("elasticutor.runtime.messages", "Beat")
+BEAT = named("elasticutor.transport.messages", "Beat")
 
 
 @pytest.mark.parametrize(
@@ -396,15 +396,15 @@ BEAT = named("elasticutor.runtime.messages", "Beat")
         ("builtins", "eval"),
         ("builtins", "getattr"),
         ("functools", "partial"),
-        ("elasticutor.runtime.channels", "Links"),
-        ("elasticutor.runtime.channels", "Path"),
+        ("elasticutor.transport.channels", "Links"),
+        ("elasticutor.transport.channels", "Path"),
         ("elasticutor.runtime.journal", "Journal"),
         ("elasticutor.runtime.zygote", "ZygoteClient"),
-        ("elasticutor.runtime.control", "pickle.loads"),
-        ("elasticutor.runtime.control", "dumps"),
-        ("elasticutor.runtime.messages", "dataclass"),
-        ("elasticutor.runtime.messages", "Endpoint"),
-        ("elasticutor.runtime.messages", "Beat.__class__"),
+        ("elasticutor.transport.control", "pickle.loads"),
+        ("elasticutor.transport.control", "dumps"),
+        ("elasticutor.transport.messages", "dataclass"),
+        ("elasticutor.transport.messages", "Endpoint"),
+        ("elasticutor.transport.messages", "Beat.__class__"),
         ("elasticutor.core.coordinator", "Coordinator"),
         ("elasticutor.core.metrics", "partial"),
         ("numpy", "ndarray"),
@@ -447,7 +447,7 @@ def test_every_opcode_is_either_known_to_be_needed_or_unknown() -> None:
 
 def test_a_class_cannot_be_changed() -> None:
     state = b"N}\x8c\x04nodeK\x01s\x86"  # (None, {"node": 1})
-    refused(b"\x80\x05" + named("elasticutor.runtime.channels", "Endpoint") + state + b"b.")
+    refused(b"\x80\x05" + named("elasticutor.transport.channels", "Endpoint") + state + b"b.")
     assert Endpoint("n", "", "").node == "n"
 
 
@@ -477,7 +477,7 @@ def huge_histogram() -> bytes:
 
 
 def made_by(function: str, arguments: bytes) -> bytes:
-    return named("elasticutor.runtime.control", function) + arguments + b"R"
+    return named("elasticutor.transport.control", function) + arguments + b"R"
 
 
 def blob(data: bytes) -> bytes:
@@ -697,27 +697,3 @@ def test_what_is_read_is_what_the_standard_library_would_read() -> None:
 
 
 # Bundles ------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.integers(0, 2**60), min_size=1, max_size=20))
-def test_a_bundle_is_its_messages_in_order(totals: list[int]) -> None:
-    messages = [format_.encode(format_.Credit(Peer("a"), Attempt(1), total)) for total in totals]
-    unbundled = format_.unbundled(format_.bundle(messages))
-    assert [format_.decode(frames).total for frames in unbundled] == totals
-
-
-@given(st.lists(st.binary(max_size=40), min_size=1, max_size=6))
-def test_frames_that_are_no_bundle_are_one_message_or_refused(frames: list[bytes]) -> None:
-    try:
-        unbundled = format_.unbundled(frames)
-    except format_.WireError:
-        return
-    assert sum(len(message) for message in unbundled) in (len(frames), len(frames) - 1)
-
-
-def test_a_bundle_that_lost_a_frame_is_refused() -> None:
-    credit = format_.encode(format_.Credit(Peer("a"), Attempt(1), 1))
-    whole = format_.bundle([credit, credit])
-    for broken in (whole[:-1], [*whole, b"more"], [whole[0][:-1], *whole[1:]]):
-        with pytest.raises(format_.WireError, match="bundle must"):
-            format_.unbundled(broken)

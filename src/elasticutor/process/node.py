@@ -14,7 +14,6 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -33,17 +32,18 @@ from elasticutor.core.keeper import (
     WriteIncrement,
 )
 from elasticutor.errors import ElasticutorError, StaleAttemptError, UnknownPeerError
-from elasticutor.runtime import messages as say
+from elasticutor.process.actor import Actor
 from elasticutor.runtime.archive import Archive
-from elasticutor.runtime.channels import Endpoint
 from elasticutor.runtime.failures import described, reporting
 from elasticutor.runtime.hosts import SILENT
-from elasticutor.runtime.mailroom import DRIVER, Mailroom
 from elasticutor.runtime.specs import Keeping, NodeSpec, TaskSpec
 from elasticutor.runtime.zygote import Ended, Fork, ZygoteClient
 from elasticutor.state.checkpoint import StateFile
 from elasticutor.state.levels import Levels, Records
 from elasticutor.state.lmdb_backend import LmdbBackend
+from elasticutor.transport import messages as say
+from elasticutor.transport.channels import Endpoint
+from elasticutor.transport.mailbox import DRIVER, Mailbox
 
 _TICK_S = 0.5
 _CLOSE_S = 5.0
@@ -56,7 +56,7 @@ StoreKey: TypeAlias = tuple[str, Peer, int]
 def run_node(payload: bytes, zygote: ZygoteClient) -> None:
     """Be the node that the payload describes, until told to end."""
     spec: NodeSpec = pickle.loads(payload)  # noqa: S301 - it came from the host, which Spark started
-    mail = Mailroom.at(spec.site, "node")
+    mail = Mailbox.at(spec.site, "node")
     with reporting(mail, "", f"node {spec.node}"):
         NodeProcess(spec, mail, zygote).run()
 
@@ -96,12 +96,12 @@ class _Ending:
     waiting: set[str] = field(default_factory=set)
 
 
-class NodeProcess:
+class NodeProcess(Actor):
     """The life of one node."""
 
-    def __init__(self, spec: NodeSpec, mail: Mailroom, zygote: ZygoteClient) -> None:
+    def __init__(self, spec: NodeSpec, mail: Mailbox, zygote: ZygoteClient) -> None:
+        super().__init__(mail, "a node")
         self._spec = spec
-        self._mail = mail
         self._zygote = zygote
         self._stores: dict[StoreKey, _Store] = {}
         self._lives: dict[tuple[str, str], int] = {}
@@ -116,7 +116,6 @@ class NodeProcess:
         """The nodes that it knows, by the names under which they are reached."""
         self._free_cpus = list(spec.cpus)
         self._heard_at = time.monotonic()
-        self._over = False
         mail.watch(zygote.fileno())
         mail.watch(self._archive.fileno())
 
@@ -138,30 +137,20 @@ class NodeProcess:
                 spec.before,
             ),
         )
-        tick_at = time.monotonic() + _TICK_S
-        while not self._over:
-            busy = self._slices or self._archive.busy
-            self._mail.wait(0 if busy else max(0.0, tick_at - time.monotonic()))
-            for message in self._mail.receive():
-                self._take(message)
-            for notice in self._zygote.receive():
-                if isinstance(notice, Ended):
-                    self._on_ended(notice)
-            self._archive.take()
-            if self._slices:
-                self._go_on(*self._slices.popleft())
-            if self._archive.busy:
-                self._archive.hand_out()
-            if time.monotonic() >= tick_at:
-                tick_at = time.monotonic() + _TICK_S
-                self._tick()
+        self.every(_TICK_S, self._tick)
+        self.serve()
 
-    def _take(self, message: Any) -> None:
-        handler = _HANDLERS.get(type(message))
-        if handler is None:
-            self._mail.drop(f"{type(message).__name__} is not for a node")
-        else:
-            handler(self, message)
+    def work(self) -> float:
+        """Hear of ended processes, and do a slice of what is long."""
+        for notice in self._zygote.receive():
+            if isinstance(notice, Ended):
+                self._on_ended(notice)
+        self._archive.take()
+        if self._slices:
+            self._go_on(*self._slices.popleft())
+        if self._archive.busy:
+            self._archive.hand_out()
+        return 0.0 if self._slices or self._archive.busy else _TICK_S
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -203,12 +192,12 @@ class NodeProcess:
         self._mail.know_all(message.book)
 
     def _on_end_node(self, message: say.EndNode) -> None:
-        self._over = True
+        self.finish()
 
     def _start_executor(self, order: say.StartExecutor) -> None:
         name = f"{order.run}/{order.who}/{order.life}"
         self._processes[name] = _Process(order.run, order.who, None, order.life)
-        target = "elasticutor.runtime.executor:run_executor"
+        target = "elasticutor.process.main:run_executor"
         self._zygote.fork(Fork(name, target, order.payload, log=self._log(order.run, order.who)))
 
     def _drop_executor(self, order: say.DropExecutor) -> None:
@@ -351,7 +340,7 @@ class NodeProcess:
         self._zygote.fork(
             Fork(
                 name,
-                "elasticutor.runtime.task:run_task",
+                "elasticutor.process.task:run_task",
                 pickle.dumps(spec, pickle.HIGHEST_PROTOCOL),
                 cpus=() if cpu is None else (cpu,),
                 log=self._log(run, f"{who}-{task}"),
@@ -454,7 +443,7 @@ class NodeProcess:
             self._fail(key, error)
 
 
-_HANDLERS: dict[type, Callable[[NodeProcess, Any], None]] = {
+NodeProcess.handlers = {
     say.Beat: NodeProcess._on_beat,
     say.Peers: NodeProcess._on_peers,
     say.EndNode: NodeProcess._on_end_node,

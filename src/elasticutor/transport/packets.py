@@ -1,6 +1,6 @@
 """Packets: Arrow record batches as they travel, with the hash and the birth of their tuples.
 
-The schema is not in a packet: it is told once per channel (`elasticutor.runtime.messages.Hello`).
+The schema is not in a packet: it is told once per channel (`elasticutor.transport.messages.Hello`).
 
 | part | what it is | who needs it |
 |---|---|---|
@@ -26,13 +26,15 @@ Births: TypeAlias = npt.NDArray[np.int64]
 Buffer: TypeAlias = Any
 """Bytes, or anything with the buffer protocol."""
 
+_SAME_BIRTH_US = 100
+
 NO_HASHES: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
 
 
 class Packet:
     """Some tuples, ready to be sent or just received."""
 
-    __slots__ = ("_batch", "births", "data", "hashes", "rows")
+    __slots__ = ("_batch", "_order", "_ordered", "births", "data", "hashes", "rows")
 
     def __init__(
         self, data: Buffer, rows: int, births: Births, hashes: npt.NDArray[np.uint64]
@@ -42,6 +44,8 @@ class Packet:
         self.births = births
         self.hashes = hashes
         self._batch: pa.RecordBatch | None = None
+        self._order: npt.NDArray[np.intp] | None = None
+        self._ordered: pa.RecordBatch | None = None
 
     @classmethod
     def of(
@@ -74,6 +78,33 @@ class Packet:
         if self._batch is None:
             self._batch = open_batch(self.data, self.rows, schema)
         return self._batch
+
+    def pick(self, rows: npt.NDArray[np.intp], schema: pa.Schema) -> pa.RecordBatch:
+        """The rows at these positions.
+
+        Whoever divides a packet sorts the positions of all its rows and hands out slices of that.
+        So all rows are put in that order once, and every part is a slice: with 64 parts, to take
+        each by itself costs 7 µs a row.
+
+        Example:
+            >>> batch = pa.record_batch({"n": pa.array([10, 11, 12, 13])})
+            >>> order = np.array([1, 3, 0, 2])
+            >>> packet = Packet.of(batch, born(0.0, 4))
+            >>> [packet.pick(p, batch.schema)["n"].to_pylist() for p in (order[:2], order[2:])]
+            [[11, 13], [10, 12]]
+        """
+        batch = self.open(schema)
+        first, count = int(rows[0]), len(rows)
+        if int(rows[-1]) - first + 1 == count:
+            return batch.slice(first, count)
+        order: npt.NDArray[np.intp] | None = rows.base
+        if order is None or order.shape != (self.rows,):
+            return batch.take(pa.array(rows))
+        if self._order is not order:
+            self._order, self._ordered = order, batch.take(pa.array(order))
+        assert self._ordered is not None
+        start = (rows.ctypes.data - order.ctypes.data) // order.itemsize
+        return self._ordered.slice(start, count)
 
     def births_of(self, rows: npt.NDArray[np.intp]) -> Births:
         """The births of the tuples at these rising positions."""
@@ -111,6 +142,34 @@ def open_batch(data: Buffer, rows: int, schema: pa.Schema) -> pa.RecordBatch:
 def born(when_s: float, rows: int) -> Births:
     """The births of tuples that became due together."""
     return np.array([[round(when_s * 1e6), rows]], np.int64)
+
+
+def born_at(due_us: npt.NDArray[np.int64]) -> Births:
+    """The births of tuples that became due one after the other, never falling.
+
+    Those within a tenth of a millisecond share the birth of the first: what latency is measured in.
+
+    Example:
+        >>> born_at(np.array([1_000_000, 1_000_030, 1_000_100, 1_000_950])).tolist()
+        [[1000000, 2], [1000100, 1], [1000950, 1]]
+    """
+    slots = due_us // _SAME_BIRTH_US
+    starts = np.flatnonzero(np.r_[True, slots[1:] != slots[:-1]])
+    return np.stack([due_us[starts], np.diff(np.r_[starts, len(due_us)])], axis=1)
+
+
+def born_of(births: Births, made: Sequence[int]) -> Births:
+    """The births of outputs, given how many of them came of each run of inputs.
+
+    Example:
+        >>> born_of(np.array([[100, 3], [200, 2]]), [0, 4]).tolist()
+        [[200, 4]]
+    """
+    if len(births) == 1 and births[0, 1] == made[0]:
+        return births
+    theirs = births.copy()
+    theirs[:, 1] = made
+    return theirs[theirs[:, 1] > 0]
 
 
 def split_births(births: Births, runs: npt.NDArray[np.intp]) -> Births:

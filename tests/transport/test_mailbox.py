@@ -14,13 +14,13 @@ import pytest
 
 from elasticutor.core.ids import Attempt, NodeId, Peer
 from elasticutor.errors import UnknownPeerError
-from elasticutor.runtime import mailroom as module
-from elasticutor.runtime import messages as say
-from elasticutor.runtime.channels import ClusterKeys, Endpoint, Links
-from elasticutor.runtime.mailroom import DRIVER, Mailroom
-from elasticutor.runtime.packets import NO_HASHES, Packet, born
 from elasticutor.runtime.specs import Site
-from elasticutor.runtime.wire import Credit, Tuples, WireError
+from elasticutor.transport import mailbox as module
+from elasticutor.transport import messages as say
+from elasticutor.transport.channels import ClusterKeys, Endpoint, Links
+from elasticutor.transport.codec import Credit, Tuples, WireError, encode
+from elasticutor.transport.mailbox import DRIVER, Mailbox
+from elasticutor.transport.packets import NO_HASHES, Packet, born
 
 PATIENCE_S = 20.0
 KEYS = ClusterKeys.generate()
@@ -37,8 +37,8 @@ class Office:
         self._links.append(made)
         return made
 
-    def room(self) -> Mailroom:
-        return Mailroom(self.links(), "room")
+    def room(self) -> Mailbox:
+        return Mailbox(self.links(), "room")
 
     def close(self) -> None:
         for links in self._links:
@@ -52,7 +52,7 @@ def office() -> Iterator[Office]:
     made.close()
 
 
-def take(room: Mailroom, count: int) -> list[Any]:
+def take(room: Mailbox, count: int) -> list[Any]:
     """The next so many messages."""
     until = time.monotonic() + PATIENCE_S
     got: list[Any] = []
@@ -64,7 +64,7 @@ def take(room: Mailroom, count: int) -> list[Any]:
     return got
 
 
-def settle(room: Mailroom, dropped: int) -> None:
+def settle(room: Mailbox, dropped: int) -> None:
     """Receive until so many messages were dropped."""
     until = time.monotonic() + PATIENCE_S
     while room.dropped < dropped:
@@ -86,6 +86,29 @@ def test_messages_arrive_in_the_order_in_which_they_were_sent(office: Office) ->
     assert [credit.total for credit in credits_] == list(range(20))
     assert last == say.Marker(Peer("one"), *(1, 1))  # type: ignore[arg-type]
     assert other.dropped == 0
+
+
+def test_what_is_for_many_is_written_once_and_keeps_its_place_among_the_others(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, takers = office.room(), [office.room() for _ in range(3)]
+    written = []
+
+    def noting(message: Any) -> Any:
+        written.append(message)
+        return encode(message)
+
+    monkeypatch.setattr(module, "encode", noting)
+    for number, taker in enumerate(takers):
+        sender.know(str(number), taker.endpoint)
+        sender.send(str(number), say.Beat())
+    written.clear()
+    sender.send_all(["0", "2"], say.Finish())
+    assert written == [say.Finish()]
+    for number in range(3):
+        sender.send(str(number), say.EndNode())
+    assert take(takers[0], 3) == take(takers[2], 3) == [say.Beat(), say.Finish(), say.EndNode()]
+    assert take(takers[1], 2) == [say.Beat(), say.EndNode()]
 
 
 def test_malformed_messages_are_counted_and_dropped_and_the_others_arrive(office: Office) -> None:
@@ -203,6 +226,70 @@ def test_to_forget_one_of_two_names_of_a_peer_leaves_the_other(office: Office) -
     assert take(peer, 3) == [say.Beat(), say.Finish(), say.Drain()]
 
 
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses to which connections are made from now on."""
+    made: list[str] = []
+    connect = Links._connected
+
+    def noted(links: Links, address: str) -> Any:
+        made.append(address)
+        return connect(links, address)
+
+    monkeypatch.setattr(Links, "_connected", noted)
+    return made
+
+
+def test_a_connection_that_rests_serves_the_next_name_of_its_address(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, peer = office.room(), office.room()
+    made = connections(monkeypatch)
+    for number in range(3):
+        room.know(f"task {number}", peer.endpoint)
+        room.send(f"task {number}", Credit(Peer("room"), Attempt(1), number))
+        room.rest(f"task {number}")
+        with pytest.raises(UnknownPeerError):
+            room.send(f"task {number}", say.Beat())
+    assert [message.total for message in take(peer, 3)] == [0, 1, 2]
+    assert len(made) == 1
+
+
+def test_a_name_that_rests_leaves_another_one_of_its_address(office: Office) -> None:
+    room, peer = office.room(), office.room()
+    room.know_all({"one": peer.endpoint, "other": peer.endpoint})
+    room.send("one", say.Beat())
+    room.send("other", say.Finish())
+    room.rest("one")
+    room.send("other", say.Drain())
+    room.forget("other")
+    assert take(peer, 3) == [say.Beat(), say.Finish(), say.Drain()]
+    room.know("one", peer.endpoint)
+    room.send("one", say.Beat())
+    assert take(peer, 1) == [say.Beat()]
+
+
+def test_connections_rest_for_a_while_and_not_too_many_of_them(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, one, other = office.room(), office.room(), office.room()
+    made = connections(monkeypatch)
+    monkeypatch.setattr(module, "_MOST_RESTING", 1)
+    for peer in (one, other, one):
+        room.know("task", peer.endpoint)
+        room.send("task", say.Beat())
+        room.rest("task")
+    assert len(made) == 3  # the first one was closed for the second one
+    monkeypatch.setattr(module, "_REST_S", 0.0)
+    room.know("task", one.endpoint)
+    room.send("task", say.Beat())
+    room.rest("task")
+    room.know("task", one.endpoint)
+    room.send("task", say.Beat())
+    assert len(made) == 4
+    assert take(one, 4) == [say.Beat()] * 4
+    assert take(other, 1) == [say.Beat()]
+
+
 def test_a_watched_file_wakes_whoever_waits(office: Office) -> None:
     room = office.room()
     reading, writing = os.pipe()
@@ -243,7 +330,7 @@ def test_no_more_than_the_limit_is_received_at_once_and_the_rest_is_kept(office:
 def test_a_process_at_a_site_knows_the_driver(office: Office) -> None:
     driver = office.room()
     site = Site("run", NodeId("n0"), "", "127.0.0.1", KEYS, driver.endpoint)
-    room = Mailroom.at(site, "counts.0")
+    room = Mailbox.at(site, "counts.0")
     try:
         assert isinstance(room.endpoint, Endpoint)
         room.send(DRIVER, say.Alive(NodeId("n0")))
@@ -259,7 +346,7 @@ def test_two_runs_of_one_topology_have_inboxes_of_their_own_on_a_node(office: Of
             Site(run, NodeId("n0"), sockets, "127.0.0.1", KEYS, driver.endpoint)
             for run in ("first", "second")
         ]
-        rooms = [Mailroom.at(site, "counts.0") for site in sites]
+        rooms = [Mailbox.at(site, "counts.0") for site in sites]
         try:
             rooms[0].know("twin", rooms[1].endpoint)
             rooms[0].send("twin", say.Beat())

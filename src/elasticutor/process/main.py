@@ -29,41 +29,41 @@ from elasticutor.core.keys import shards_of
 from elasticutor.core.repartition import Drain, DrainExecutor, Release, ReleaseShards
 from elasticutor.core.tasks import TaskStatus
 from elasticutor.errors import LATE, BadValueError, ElasticutorError, ProtocolError
-from elasticutor.runtime import messages as say
-from elasticutor.runtime.channels import Endpoint
+from elasticutor.process.actor import Actor
+from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.failures import reporting
-from elasticutor.runtime.mailroom import DRIVER, Mailroom
-from elasticutor.runtime.packets import Births, Packet, join_births
 from elasticutor.runtime.specs import ExecutorSpec, TaskSpec
-from elasticutor.runtime.wire import Chunk, Credit, Result, Tuples
+from elasticutor.transport import messages as say
+from elasticutor.transport.channels import Endpoint
+from elasticutor.transport.codec import Chunk, Credit, Result, Tuples
+from elasticutor.transport.mailbox import DRIVER, Mailbox
+from elasticutor.transport.packets import Births, Packet, join_births
 
 _IDLE_S = 1.0
-_AT_ONCE = 16
-"""Messages that are taken in before anything is sent; more would delay the first ones."""
 
 
 def run_executor(payload: bytes) -> None:
     """Be the main process that the payload describes, until told to finish."""
     spec: ExecutorSpec = pickle.loads(payload)  # noqa: S301 - it came from the driver, over the node
-    mail = Mailroom.at(spec.site, spec.who)
+    ask_for_short_slices()
+    mail = Mailbox.at(spec.site, spec.who)
     with reporting(mail, spec.site.run, spec.who):
         MainProcess(spec, mail).run()
 
 
-class MainProcess:
+class MainProcess(Actor):
     """Drives one elastic executor."""
 
-    def __init__(self, spec: ExecutorSpec, mail: Mailroom) -> None:
+    def __init__(self, spec: ExecutorSpec, mail: Mailbox) -> None:
+        super().__init__(mail, "an executor")
         self._spec = spec
         self._run = spec.site.run
-        self._mail = mail
         self._core = ElasticExecutor(spec.config, spec.site.node, time.monotonic())
         self._schema = spec.operator.input
         self._greeted: set[str] = set()
         self._tasks: dict[TaskId, say.TaskUp] = {}
         self._asked_at: dict[TaskId, float] = {}  # when a core was granted or taken
         self._registered = False
-        self._finished = False
         self._resting = self._rested = False
         self._wanted = spec.cores
         self._shares_store = spec.store != spec.who
@@ -77,29 +77,22 @@ class MainProcess:
     def run(self) -> None:
         """Work until told to finish."""
         self._set_cores(say.SetCores(self._spec.cores))
-        tempo, now = self._spec.tempo, time.monotonic()
-        balance_at = now + tempo.balance_s if tempo.balance_s else float("inf")
-        measure_at = now + tempo.measure_s
-        while not self._finished:
-            now = time.monotonic()
-            self._mail.wait(min(balance_at, measure_at, now + _IDLE_S) - now)
-            with self._mail.gathering():
-                for message in self._mail.receive(_AT_ONCE):
-                    self._take(message)
-                self._try_to_rest()
-                now = time.monotonic()
-                if now >= balance_at:
-                    balance_at = now + tempo.balance_s
-                    self._balance()
-                if now >= measure_at:
-                    measure_at = now + tempo.measure_s
-                    self._measure()
-                    self._look_for_delays(now)
+        tempo = self._spec.tempo
+        self.every(tempo.balance_s, self._balance)
+        self.every(tempo.measure_s, self._measure)
+        self.every(tempo.measure_s, self._look_for_delays)
+        self.serve()
 
-    def _look_for_delays(self, now: float) -> None:
-        """Nobody may be waited for without end: say who it is, and give the attempt up."""
+    def work(self) -> float:
+        """Rest, if asked to and nothing is on the move."""
+        if self._resting:
+            self._try_to_rest()
+        return _IDLE_S
+
+    def _look_for_delays(self) -> None:
+        """Give the attempt up when an answer is overdue, and name who owes it."""
         patience_s = self._spec.tempo.patience_s
-        late = [] if self._resting else self._core.overdue(now, patience_s)
+        late = [] if self._resting else self._core.overdue(time.monotonic(), patience_s)
         if late:
             reason = f"waited {patience_s:g} s for {'; '.join(late)}"
             with contextlib.suppress(*LATE):
@@ -114,13 +107,10 @@ class MainProcess:
 
     # What arrives
 
-    def _take(self, message: Any) -> None:
-        handler = _HANDLERS.get(type(message))
-        if handler is None:
-            self._mail.drop(f"{type(message).__name__} is not for an executor")
-            return
+    def take(self, message: Any) -> None:
+        """Handle a message; one that comes late is ignored, one that cannot be is dropped."""
         try:
-            handler(self, message)
+            super().take(message)
         except LATE:
             return
         except BadValueError as error:
@@ -175,16 +165,12 @@ class MainProcess:
             for out in message.outputs
         )
         before = self._core.inside_rows if self._shares_store else 0
-        self._tell(
-            ev.ChunkProcessed(
-                message.task,
-                message.attempt,
-                message.chunk,
-                message.useful_s,
-                outputs,
-                message.row_seconds,
-            )
-        )
+        chunk, did = message.chunk, (message.useful_s, outputs, message.row_seconds)
+        if message.rows:
+            progress = (message.task, message.attempt, chunk, message.rows)
+            self._tell(ev.ChunkProgressed(*progress, *did))
+        else:
+            self._tell(ev.ChunkProcessed(message.task, message.attempt, chunk, *did))
         if self._shares_store:
             self._report_if(self._drain.processed(before - self._core.inside_rows))
 
@@ -270,7 +256,7 @@ class MainProcess:
     def _on_finish(self, message: say.Finish) -> None:
         for task in self._tasks:
             self._mail.send(_task(task), say.Close())
-        self._finished = True
+        self.finish()
 
     # Cores and tasks
 
@@ -363,12 +349,7 @@ class MainProcess:
         births, batches = [], []
         for part in parts:
             packet = part.batch.content
-            batch = packet.open(self._schema)
-            first, last = int(part.rows[0]), int(part.rows[-1])
-            if last - first + 1 == part.count:
-                batches.append(batch.slice(first, part.count))
-            else:
-                batches.append(batch.take(pa.array(part.rows)))
+            batches.append(packet.pick(part.rows, self._schema))
             births.append(packet.births_of(part.rows))
         batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         shards = parts[0].shards
@@ -436,7 +417,7 @@ def _node(node: NodeId) -> str:
 
 
 _FROM_OTHERS = (
-    ev.OfferMeasured,
+    ev.ShardWritten,
     ev.TaskFlushed,
     ev.TaskReset,
     ev.ShardOpened,
@@ -450,7 +431,7 @@ _FROM_OTHERS = (
 )
 """Events of the core that tasks, nodes, upstreams and the driver send as they are."""
 
-_HANDLERS: dict[type, Callable[[MainProcess, Any], None]] = {
+MainProcess.handlers = {
     **dict.fromkeys(_FROM_OTHERS, MainProcess._tell),
     ev.LabelReached: MainProcess._on_label_reached,
     DrainExecutor: MainProcess._on_drain,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, ClassVar, cast
 
 import cloudpickle
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.runtime.sink_rig import Mail
+from tests.process.sink_rig import Mail
 
 from elasticutor.core.coordinator import (
     CommitEpoch,
@@ -19,11 +20,11 @@ from elasticutor.core.coordinator import (
 )
 from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer
 from elasticutor.core.repartition import PauseUpstream
-from elasticutor.runtime import messages as say
-from elasticutor.runtime.source import SourceProcess, batch_rows
+from elasticutor.process.source import SourceProcess, batch_rows
 from elasticutor.runtime.specs import Route, Site, SourceSpec, Tempo
-from elasticutor.runtime.wire import Credit, Tuples
 from elasticutor.sources import Offer, Reader, Source
+from elasticutor.transport import messages as say
+from elasticutor.transport.codec import Credit, Tuples
 
 row_bytes = st.floats(1.0, 1e9)
 
@@ -111,13 +112,13 @@ class SourceRig:
         self.take(CommitEpoch(WHO, Attempt(attempt), Epoch(epoch)))
 
     def take(self, message: Any) -> None:
-        self.process._take(message)
+        self.process.take(message)
 
     def read(self, times: int = 1) -> None:
         """Let it send so many times, without waiting in between."""
         for _ in range(times):
             self.process._send_at = 0.0
-            self.process._read_and_send()
+            self.process.work()
 
     def sent(self, kind: type) -> list[Any]:
         return [message for who, message in self.mail.sent if isinstance(message, kind)]
@@ -126,6 +127,32 @@ class SourceRig:
         """What it has told the coordinator."""
         said = [message.what for message in self.sent(say.Said)]
         return [what.note for what in said if isinstance(what, ParticipantPrepared)]
+
+
+def test_tuples_wait_for_others_when_a_packet_has_just_left() -> None:
+    rig = SourceRig()
+    rig.start(1)
+    assert 0 < rig.process.work() <= 0.002
+    assert len(rig.sent(Tuples)) == 1
+    rig.process.work()
+    assert len(rig.sent(Tuples)) == 1
+    rig.read()
+    assert len(rig.sent(Tuples)) == 2
+
+
+def test_every_tuple_has_its_own_birth() -> None:
+    class TwoDue(ClicksReader):
+        def poll(self, now: float, max_rows: int) -> Offer | None:
+            self.exhausted = True
+            batch = pa.record_batch([pa.array([1, 2])], schema=SCHEMA)
+            return Offer(batch, 5.0, np.array([5_000_000, 5_002_000]))
+
+    rig = SourceRig()
+    rig.start(1)
+    rig.process._reader = TwoDue(0)
+    rig.process.work()
+    (tuples,) = rig.sent(Tuples)
+    assert tuples.packet.births.tolist() == [[5_000_000, 1], [5_002_000, 1]]
 
 
 def test_a_reader_is_told_the_offset_of_every_epoch_that_is_committed() -> None:

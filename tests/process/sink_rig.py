@@ -20,12 +20,12 @@ from elasticutor.core.coordinator import (
     ParticipantReady,
 )
 from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer
-from elasticutor.runtime import messages as say
-from elasticutor.runtime.packets import Packet, born
-from elasticutor.runtime.sink import SinkProcess
+from elasticutor.process.sink import SinkProcess
 from elasticutor.runtime.specs import SinkSpec, Site, Tempo
-from elasticutor.runtime.wire import Tuples, decode, encode
 from elasticutor.sinks import Sink
+from elasticutor.transport import messages as say
+from elasticutor.transport.codec import Tuples, decode, encode
+from elasticutor.transport.packets import Packet, born
 
 SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 OUT, LEFT, RIGHT = Peer("out"), Peer("left"), Peer("right")
@@ -93,7 +93,7 @@ class SinkRig:
             self.take(say.Hello(upstream, SCHEMA.serialize().to_pybytes()))
 
     def take(self, message: Any) -> None:
-        self.process._take(message)
+        self.process.take(message)
 
     def begin(self) -> None:
         """The coordinator begins an attempt; whatever has no manifest is forgotten."""

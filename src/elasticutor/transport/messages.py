@@ -15,7 +15,7 @@ from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, ShardId, TaskId
 from elasticutor.core.keeper import SendSlice
 from elasticutor.core.latency import LatencyHistogram
 from elasticutor.core.metrics import ExecutorMetrics
-from elasticutor.runtime.channels import Endpoint
+from elasticutor.transport.channels import Endpoint
 
 # To any process, from tests of what happens when it is lost ------------------------------------
 
@@ -522,6 +522,8 @@ class EndsHostUp:
     endpoint: Endpoint
     home: str
     host: str
+    sockets: str = ""
+    """The directory of its processes' socket files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticutor.errors import BadValueError
-from elasticutor.runtime.packets import (
+from elasticutor.transport.packets import (
     Births,
     Packet,
     born,
@@ -196,3 +196,17 @@ def test_a_damaged_batch_is_refused_or_can_be_read(
     assert opened.num_rows == ROWS
     read(opened)
     read(opened.take(pa.array([0, ROWS - 1])))
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.data())
+def test_parts_of_a_packet_are_the_rows_at_their_positions(
+    slots: list[int], data: st.DataObject
+) -> None:
+    batch = pa.record_batch({"n": pa.array(range(len(slots)))})
+    packet = Packet.of(batch, born(0.0, len(slots)))
+    order = np.argsort(np.array(slots), kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(np.array(slots)[order])) + 1)
+    parts += [part[: data.draw(st.integers(1, len(part)))] for part in parts]
+    parts += [part.copy() for part in parts]  # of nobody's order
+    for rows in data.draw(st.permutations(parts)):
+        assert packet.pick(rows, batch.schema).column(0).to_pylist() == rows.tolist()

@@ -2,18 +2,17 @@
 
 The messages of the data path (tuples, credits, chunks, results) have binary headers and carry
 Arrow; a label or a marker travels behind them on the same socket. Everything else is rare, and is
-one of the dataclasses of `elasticutor.core` or `elasticutor.runtime.messages`, in a dialect of
-pickle that can say nothing else (`elasticutor.runtime.control`).
+one of the dataclasses of `elasticutor.core` or `elasticutor.transport.messages`, in a dialect of
+pickle that can say nothing else (`elasticutor.transport.control`).
 
 Only what comes from an authenticated peer gets as far as here. Even so, a message that does not
 decode is refused with `WireError`, whatever its bytes, at no more than its own size in memory: the
-receiver counts it, logs it and goes on (`Mailroom`). Whether the Arrow in it can be read is another
-matter, looked into when it is (`elasticutor.runtime.packets.open_batch`).
+receiver counts it, logs it and goes on (`Mailbox`). Whether the Arrow in it can be read is another
+matter, looked into when it is (`elasticutor.transport.packets.open_batch`).
 """
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,8 +24,8 @@ import numpy.typing as npt
 
 from elasticutor.core.ids import Attempt, ChunkId, Epoch, Peer, TaskId
 from elasticutor.errors import BadValueError
-from elasticutor.runtime import control
-from elasticutor.runtime.packets import NO_HASHES, Births, Buffer, Packet
+from elasticutor.transport import control
+from elasticutor.transport.packets import NO_HASHES, Births, Buffer, Packet
 
 Frames = list[Buffer]
 
@@ -40,7 +39,7 @@ _HEAD = struct.Struct("<BBB")
 _CREDIT = struct.Struct("<qq")
 _TUPLES = struct.Struct("<qqq")
 _CHUNK = struct.Struct("<qqqq")
-_RESULT = struct.Struct("<qqqdq")
+_RESULT = struct.Struct("<qqqqdq")
 _OUTPUT = struct.Struct("<qq")
 _BIRTH = struct.Struct("<qq")
 
@@ -57,8 +56,6 @@ class Kind(IntEnum):
     CREDIT = 2
     CHUNK = 3
     RESULT = 4
-    BUNDLE = 5
-    """Several messages to one peer, sent as one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +101,7 @@ class Outgoing:
 
 @dataclass(slots=True, eq=False)
 class Result:
-    """What came of a chunk."""
+    """What came of a chunk, or of the first rows that were left of it."""
 
     task: TaskId
     attempt: Attempt
@@ -112,6 +109,8 @@ class Result:
     useful_s: float
     row_seconds: npt.NDArray[np.float64] | None
     outputs: Sequence[Outgoing]
+    rows: int = 0
+    """How many rows, if others are still left; 0: all."""
 
 
 def encode(message: Any) -> Frames:
@@ -147,7 +146,7 @@ def decode(frames: Sequence[Buffer]) -> Any:
         magic, version, kind = _HEAD.unpack_from(views[0])
         if (magic, version) != (MAGIC, VERSION):
             raise WireError("message", f"begin with {MAGIC:#x} {VERSION}", f"{magic:#x} {version}")
-        return _DECODERS[Kind(kind)](views)
+        return _DECODERS[kind](views)
     except WireError:
         raise
     except Exception as error:  # whatever the bytes lead to: it was no message
@@ -155,41 +154,11 @@ def decode(frames: Sequence[Buffer]) -> Any:
         raise WireError("message", "be one of ours", what) from error
 
 
-def bundle(messages: Sequence[Frames]) -> Frames:
-    """Several messages as one; a message costs ten times what a frame does.
-
-    Example:
-        >>> credits = [Credit(Peer("a"), Attempt(1), total) for total in (10, 20)]
-        >>> [decode(frames).total for frames in unbundled(bundle([encode(c) for c in credits]))]
-        [10, 20]
-    """
-    if len(messages) == 1:
-        return messages[0]
-    counts = struct.pack(f"<{len(messages)}I", *map(len, messages))
-    return [_head(Kind.BUNDLE) + counts, *(frame for frames in messages for frame in frames)]
-
-
-def unbundled(frames: Sequence[Buffer]) -> list[Sequence[Buffer]]:
-    """The messages of a bundle, or the one message that is none.
-
-    Raises:
-        WireError: The bundle does not hold together.
-    """
-    head = memoryview(frames[0])
-    if head.nbytes < _HEAD.size or head[2] != Kind.BUNDLE:
-        return [frames]
-    counts = head[_HEAD.size :]
-    if counts.nbytes % 4 or (head[0], head[1]) != (MAGIC, VERSION):
-        raise WireError("bundle", "say how many frames each message has", counts.nbytes)
-    sizes = struct.unpack(f"<{counts.nbytes // 4}I", counts)
-    if sum(sizes) != len(frames) - 1 or 0 in sizes:
-        raise WireError("bundle", f"have {sum(sizes)} frames", len(frames) - 1)
-    ends = list(itertools.accumulate(sizes, initial=1))
-    return [frames[start:end] for start, end in itertools.pairwise(ends)]
-
-
 def _head(kind: Kind) -> bytes:
-    return _HEAD.pack(MAGIC, VERSION, kind)
+    return _HEADS[kind]
+
+
+_HEADS = {kind: _HEAD.pack(MAGIC, VERSION, kind) for kind in Kind}
 
 
 def _require(condition: bool, what: str) -> None:
@@ -278,7 +247,12 @@ def _decode_chunk(views: Sequence[memoryview]) -> Chunk:
 
 def _encode_result(message: Result) -> Frames:
     head = _RESULT.pack(
-        message.task, message.attempt, message.chunk, message.useful_s, len(message.outputs)
+        message.task,
+        message.attempt,
+        message.chunk,
+        message.rows,
+        message.useful_s,
+        len(message.outputs),
     )
     frames: Frames = [_head(Kind.RESULT) + head, b""]
     if message.row_seconds is not None:
@@ -292,7 +266,7 @@ def _encode_result(message: Result) -> Frames:
 
 def _decode_result(views: Sequence[memoryview]) -> Result:
     head, seconds, *rest = views
-    task, attempt, chunk, useful_s, outputs = _RESULT.unpack(head[_HEAD.size :])
+    task, attempt, chunk, rows, useful_s, outputs = _RESULT.unpack(head[_HEAD.size :])
     _require(0 <= outputs <= MOST_OUTPUTS and len(rest) == 4 * outputs, f"{outputs} outputs")
     return Result(
         TaskId(task),
@@ -301,6 +275,7 @@ def _decode_result(views: Sequence[memoryview]) -> Result:
         useful_s,
         np.frombuffer(seconds, np.float64) if seconds.nbytes else None,
         [_output(rest[4 * number : 4 * number + 4]) for number in range(outputs)],
+        rows,
     )
 
 
@@ -326,7 +301,7 @@ _ENCODERS: dict[type, Callable[[Any], Frames]] = {
     Chunk: _encode_chunk,
     Result: _encode_result,
 }
-_DECODERS: dict[Kind, Callable[[Sequence[memoryview]], Any]] = {
+_DECODERS: dict[int, Callable[[Sequence[memoryview]], Any]] = {
     Kind.CONTROL: _decode_control,
     Kind.TUPLES: _decode_tuples,
     Kind.CREDIT: _decode_credit,

@@ -17,12 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticutor.bench.operators import COUNTS_AND_SUMS, CountAndSum, CountAndSumBatch
-from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.core.ids import Attempt, ChunkId, Epoch, ShardId
 from elasticutor.core.keys import key_hashes, shards_of
+from elasticutor.core.task_inbox import Work
 from elasticutor.errors import BadValueError, StaleAttemptError
 from elasticutor.operator import BatchState, Operator, OperatorError, State
-from elasticutor.runtime import operating
-from elasticutor.runtime.operating import Done, OperatorRunner
+from elasticutor.process import chunk_run
+from elasticutor.process import operator_runner as operating
+from elasticutor.process.chunk_run import ChunkRun, Done
+from elasticutor.process.operator_runner import OperatorRunner
 from elasticutor.state.backend import MemoryBackend
 from elasticutor.state.cache import Codec, StateCache
 from elasticutor.state.levels import Levels
@@ -216,7 +219,8 @@ def test_a_slice_of_a_batch_is_that_slice() -> None:
 
 def clocked(monkeypatch: pytest.MonkeyPatch, seconds_per_look: float) -> None:
     looks = itertools.count()
-    monkeypatch.setattr(operating, "perf_counter", lambda: next(looks) * seconds_per_look)
+    for module in (operating, chunk_run):
+        monkeypatch.setattr(module, "perf_counter", lambda: next(looks) * seconds_per_look)
 
 
 def test_rows_of_a_dear_operator_are_timed_in_every_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +230,8 @@ def test_rows_of_a_dear_operator_are_timed_in_every_chunk(monkeypatch: pytest.Mo
         done = rig.run(["a", "b", "c"], [1, 2, 3])
         assert done.row_seconds is not None
         assert done.row_seconds.tolist() == [1.0, 1.0, 1.0]
-        assert done.useful_s == 5.0  # the looks at the clock in between, and the last
+        # To convert the chunk, for every row the looks around it and in it, and to write outputs.
+        assert done.useful_s == 1.0 + 3 * 3.0 + 1.0
 
 
 def test_rows_of_a_cheap_operator_are_timed_in_every_sixteenth_chunk(
@@ -234,13 +239,20 @@ def test_rows_of_a_cheap_operator_are_timed_in_every_sixteenth_chunk(
 ) -> None:
     clocked(monkeypatch, 1e-9)
     rig = Rig(Record(add))
-    timed = [rig.run(["a"], [1]).row_seconds is not None for _ in range(33)]
+    timed = [rig.run(["a", "b"], [1, 2]).row_seconds is not None for _ in range(33)]
     assert [number for number, was in enumerate(timed) if was] == [0, 16, 32]
+
+
+def test_the_time_of_a_single_row_is_that_of_its_chunk() -> None:
+    done = Rig(Record(add)).run(["a"], [1])
+    assert done.row_seconds is None
+    assert done.useful_s > 0
 
 
 def test_a_row_that_takes_longer_is_seen_to(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(operating, "perf_counter", lambda: now[0])
+    for module in (operating, chunk_run):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
 
     def slow(key: Any, row: Any, state: State) -> Iterable[Any]:
         yield key, row.n
@@ -267,7 +279,7 @@ def test_an_error_names_operator_key_and_row_and_shows_the_users_frames_only() -
     assert (error.operator, error.key, error.row) == ("op", "'b'", "Row(user='b', n=0)")
     assert "ZeroDivisionError: division by zero" in str(error)
     assert "in deeper" in error.trace
-    assert "runtime/operating.py" not in error.trace
+    assert "process/operator_runner.py" not in error.trace
 
 
 def test_an_error_after_a_yield_is_the_same_rows() -> None:
@@ -452,7 +464,7 @@ def test_counting_by_batch_is_counting_by_record(
 
 def test_a_task_does_without_what_it_does_not_need() -> None:
     code = (
-        "import sys, elasticutor.runtime.operating; "
+        "import sys, elasticutor.process.operator_runner; "
         "print([m for m in ('pyarrow.compute', 'pandas', 'pyspark') if m in sys.modules])"
     )
     told = subprocess.run(
@@ -470,3 +482,109 @@ def test_state_goes_to_the_shard_that_the_row_came_with() -> None:
     batch = pa.record_batch([["a", "b"], [1, 2]], schema=INPUT)
     rig.runner.run(batch, shards(3, 5), [2])
     assert (rig.cache.get(ShardId(3), "a"), rig.cache.get(ShardId(5), "b")) == (1, 2)
+
+
+# Interrupted --------------------------------------------------------------------------------------
+
+
+def begun(rig: Rig, users: Sequence[str], shards: Sequence[int], parts: Sequence[int]) -> ChunkRun:
+    batch = pa.record_batch([pa.array(users), pa.array(range(len(users)))], schema=INPUT)
+    return rig.runner.begin(batch, Work(ChunkId(0), np.array(shards, np.int32)), parts)
+
+
+def looks(*answers: bool) -> Callable[[], bool]:
+    """Has something urgent at some of the looks, and at none that follow."""
+    rest = iter(answers)
+    return lambda: next(rest, False)
+
+
+def rows_in(done: Done) -> list[tuple[Any, ...]]:
+    return [] if done.output is None else [tuple(row.values()) for row in done.output.to_pylist()]
+
+
+def test_a_chunk_stops_between_two_rows_and_goes_on_without_those_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocked(monkeypatch, 1.0)  # there is a look after every row
+    rig = Rig(Record(lambda key, row, state: [(key, row.n)]))
+    run = begun(rig, ["a", "b", "c", "d", "e"], [1, 2, 1, 2, 1], parts=[2, 3])
+    run.advance(looks(False, True))
+    assert run.work.unreported == 2
+    first = run.report()
+    assert (rows_in(first), first.part_rows_out) == ([("a", 0), ("b", 1)], [2, 0])
+    assert run.work.leave_out(ShardId(1)) == 2
+    run.advance(looks())
+    rest = run.report()
+    assert (rows_in(rest), rest.part_rows_out) == ([("d", 3)], [0, 1])
+    assert len(run.work.left) == 0
+
+
+def test_what_is_done_before_and_after_an_interruption_is_one_report_if_nobody_asks() -> None:
+    rig = Rig(Record(lambda key, row, state: [(key, row.n)] * row.n))
+    run = begun(rig, ["a", "b", "c"], [1, 2, 3], parts=[1, 2])
+    run.advance(looks(True))
+    run.work.leave_out(ShardId(2))
+    run.advance(looks())
+    done = run.report()
+    assert (rows_in(done), done.part_rows_out) == ([("c", 2), ("c", 2)], [0, 2])
+    assert done.row_seconds is not None
+    assert len(done.row_seconds) == 2
+
+
+def test_an_output_that_does_not_fit_names_its_row_after_an_interruption_too() -> None:
+    rig = Rig(Record(lambda key, row, state: [(key, "no number" if key == "d" else 1)]))
+    run = begun(rig, ["a", "b", "c", "d"], [1, 2, 1, 2], parts=[4])
+    run.advance(looks(True))
+    run.report()
+    run.work.leave_out(ShardId(1))
+    run.advance(looks())
+    with pytest.raises(OperatorError, match="user='d'"):
+        run.report()
+
+
+def test_a_batch_operator_is_given_what_is_left_of_a_chunk_at_once() -> None:
+    seen = []
+
+    def note(batch: pa.RecordBatch, state: BatchState) -> pa.RecordBatch:
+        seen.append(batch.column(0).to_pylist())
+        return pa.record_batch([batch.column(0), batch.column(1)], schema=OUTPUT)
+
+    rig = Rig(Batch(note))
+    run = begun(rig, ["a", "b", "c", "d"], [1, 2, 1, 1], parts=[1, 3])
+    run.work.leave_out(ShardId(2))
+    run.advance(looks(True, True))
+    done = run.report()
+    assert (seen, done.part_rows_out) == ([["a", "c", "d"]], [1, 2])
+
+
+@pytest.mark.parametrize(("row_s", "most"), [(1e-3, 40), (1e-5, 8), (1e-7, 8)])
+def test_rows_are_looked_up_from_about_every_fifth_of_a_millisecond(
+    monkeypatch: pytest.MonkeyPatch, row_s: float, most: int
+) -> None:
+    now, looked = [0.0], [0.0]
+    for module in (operating, chunk_run):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+
+    def work(key: Any, row: Any, state: State) -> None:
+        now[0] += row_s
+
+    def look() -> bool:
+        assert now[0] - looked[0] <= max(row_s, 400e-6) * 1.01
+        looked[0] = now[0]
+        return False
+
+    rig = Rig(Record(work))
+    for _ in range(30):  # until it has found its pace
+        run = begun(rig, ["a"] * 40, [1] * 40, parts=[40])
+        looked[0] = now[0]
+        run.advance(look)
+        run.report()
+    count = [0]
+
+    def counted() -> bool:
+        count[0] += 1
+        return False
+
+    run = begun(rig, ["a"] * 40, [1] * 40, parts=[40])
+    run.advance(counted)
+    assert count[0] <= most

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runtime.sink_rig import (
+from tests.process.sink_rig import (
     LEFT,
     OUT,
     RIGHT,
@@ -28,10 +28,10 @@ from elasticutor.core.coordinator import (
     ParticipantReady,
 )
 from elasticutor.core.ids import Attempt, Epoch
-from elasticutor.runtime import messages as say
-from elasticutor.runtime.packets import open_batch
-from elasticutor.runtime.wire import Credit
 from elasticutor.sinks import EpochMemory, EpochWriter, MemorySink, NoSink, Sink, SinkError, Writer
+from elasticutor.transport import messages as say
+from elasticutor.transport.codec import Credit
+from elasticutor.transport.packets import open_batch
 
 
 class Ledger(Sink):

@@ -6,7 +6,6 @@ import os
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -23,23 +22,26 @@ from elasticutor.core.flow import Outputs
 from elasticutor.core.ids import Attempt, Epoch, Peer
 from elasticutor.core.repartition import PauseUpstream, UpdateTable
 from elasticutor.errors import ProtocolError
-from elasticutor.runtime import messages as say
+from elasticutor.process.actor import Actor
+from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.failures import reporting
-from elasticutor.runtime.mailroom import DRIVER, Mailroom
-from elasticutor.runtime.packets import born
 from elasticutor.runtime.routes import Router
 from elasticutor.runtime.specs import SourceSpec
-from elasticutor.runtime.wire import Credit, Tuples
 from elasticutor.sources import Offer, Reader, Source
+from elasticutor.transport import messages as say
+from elasticutor.transport.codec import Credit, Tuples
+from elasticutor.transport.mailbox import DRIVER, Mailbox
+from elasticutor.transport.packets import born, born_at
 
 _IDLE_S = 1.0
-_TICK_S = 0.002
-"""The least time between two batches, unless they are full: every batch wakes four processes up.
+_COALESCE_S = 0.002
+"""The least time between two packets, unless they are full.
 
-A stream of less than 500 tuples a second is not delayed by this, a faster one by half of it.
+A process that wakes up finds its caches cold and takes about 0.1 ms before it does anything, and
+every packet wakes four of them up. A stream of less than 500 tuples a second is not delayed.
 """
-_LONGEST_TICK_S = 0.008
-"""The same on a busy machine: where even the source wakes up late, fewer messages help."""
+_MOST_OFFERS = 16
+"""Offers that are sent before messages are looked at."""
 _MOST_ROWS = 8192
 _BATCH_BYTES = 1280 * 1024
 """What one batch should have at most: small enough to be divided, large enough to be cheap."""
@@ -50,17 +52,18 @@ _ENLARGED = 2
 def run_source(payload: bytes) -> None:
     """Be the source task that the payload describes, until told to finish."""
     spec: SourceSpec = pickle.loads(payload)  # noqa: S301 - it came from the driver, authenticated
-    mail = Mailroom.at(spec.site, spec.who)
+    ask_for_short_slices()
+    mail = Mailbox.at(spec.site, spec.who)
     with reporting(mail, spec.site.run, spec.who):
         SourceProcess(spec, mail).run()
 
 
-class SourceProcess:
+class SourceProcess(Actor):
     """One task of a source."""
 
-    def __init__(self, spec: SourceSpec, mail: Mailroom) -> None:
+    def __init__(self, spec: SourceSpec, mail: Mailbox) -> None:
+        super().__init__(mail, "a source")
         self._spec = spec
-        self._mail = mail
         self._source: Source = cloudpickle.loads(spec.blob)
         self._reader: Reader | None = None
         self._router = Router(spec.routes, spec.who)
@@ -70,12 +73,9 @@ class SourceProcess:
         self._draining = False
         self._silent = False  # the last marker is sent
         self._told_exhausted = False
-        self._finished = False
         self._row_bytes = 128.0
         self._credit_step = 0
         self._send_at = 0.0
-        self._tick_s = _TICK_S
-        self._late_s = 0.0
         self._meter = _Meter(time.monotonic())
         self._routed: Counter[Peer] = Counter()  # rows by destination, since the last measurement
 
@@ -86,58 +86,44 @@ class SourceProcess:
             spec.site.run, spec.who, self._mail.endpoint, os.getpid(), spec.site.life
         )
         self._mail.send(DRIVER, where)
-        measure_at = time.monotonic() + spec.tempo.measure_s
-        wait_s = 0.0
+        self.every(spec.tempo.measure_s, self._measure)
         try:
-            while not self._finished:
-                left_s = measure_at - time.monotonic()
-                self._mail.wait(max(0.0, min(wait_s, left_s)))
-                for message in self._mail.receive():
-                    self._take(message)
-                wait_s = self._read_and_send()
-                if time.monotonic() >= measure_at:
-                    measure_at = time.monotonic() + spec.tempo.measure_s
-                    self._measure()
+            self.serve()
         finally:
             self._stop_reading()
 
-    def _read_and_send(self) -> float:
+    def work(self) -> float:
         """Send what is due; returns how long there is nothing to do."""
         reader = self._reader
-        blocked = self._outputs.blocked(self._spec.who) or self._router.paused
-        self._meter.blocked(blocked, time.monotonic())
-        if reader is None or self._silent or blocked:
-            return _IDLE_S
-        if reader.exhausted:
-            self._tell_exhausted()
-            return _IDLE_S
-        early_s = self._send_at - time.monotonic()
-        if early_s > 0:
-            return early_s
-        self._note_waking(-early_s)
-        now = time.time()
-        rows = batch_rows(self._row_bytes, self._credit_step)
-        offer = reader.poll(now, rows)
-        if offer is None or not offer.batch.num_rows:
-            return min(_IDLE_S, max(0.0, 0.0 if _ended(reader) else reader.wait_s(time.time())))
-        self._send(offer)
-        if offer.batch.num_rows >= rows:
-            return 0.0
-        self._send_at = time.monotonic() + self._tick_s
-        return self._tick_s
-
-    def _note_waking(self, late_s: float) -> None:
-        """Let the tick follow how late this process is woken up; a millisecond is normal."""
-        if late_s < _IDLE_S:  # otherwise there was nothing to wake up for
-            late_s = max(0.0, late_s - 0.001)
-            self._late_s += (min(late_s, _LONGEST_TICK_S) - self._late_s) / 32
-            self._tick_s = min(_LONGEST_TICK_S, _TICK_S + 4 * self._late_s)
+        for _ in range(_MOST_OFFERS):
+            blocked = self._outputs.blocked(self._spec.who) or self._router.paused
+            self._meter.blocked(blocked, time.monotonic())
+            if reader is None or self._silent or blocked:
+                return _IDLE_S
+            if reader.exhausted:
+                self._tell_exhausted()
+                return _IDLE_S
+            early_s = self._send_at - time.monotonic()
+            if early_s > 0:
+                return early_s
+            rows = batch_rows(self._row_bytes, self._credit_step)
+            offer = reader.poll(time.time(), rows)
+            if offer is None or not offer.batch.num_rows:
+                left_s = 0.0 if _ended(reader) else reader.wait_s(time.time())
+                return min(_IDLE_S, max(0.0, left_s))
+            self._send(offer)
+            if offer.batch.num_rows >= rows:
+                return 0.0
+            self._send_at = time.monotonic() + _COALESCE_S
+        return 0.0
 
     def _send(self, offer: Offer) -> None:
         batch = offer.batch
         self._meter.sent(batch.num_rows, time.time() - offer.born)
         size = 0
-        for output in self._router.split(batch, born(offer.born, batch.num_rows)):
+        due_us = offer.due_us
+        births = born(offer.born, batch.num_rows) if due_us is None else born_at(due_us)
+        for output in self._router.split(batch, births):
             size += output.size
             self._routed[output.destination] += output.packet.rows
             self._outputs.add(
@@ -170,24 +156,13 @@ class SourceProcess:
             spec.site.run, spec.who, seconds, rows, share, behind, rate, routed
         )
         self._mail.send(DRIVER, measured)
-        if self._attempt:
-            # Every operator gets all rows; its executors share them, and so does the estimate.
-            for route in spec.routes:
-                if route.key:
-                    offered = rows // len(route.peers)
-                    for peer in route.peers:
-                        event = ev.OfferMeasured(spec.who, self._attempt, offered, share)
-                        self._mail.send(peer, event)
 
     # What arrives
 
-    def _take(self, message: Any) -> None:
-        handler = _HANDLERS.get(type(message))
+    def take(self, message: Any) -> None:
+        """Handle a message; one that does not fit is dropped."""
         try:
-            if handler is None:
-                self._mail.drop(f"{type(message).__name__} is not for a source")
-            else:
-                handler(self, message)
+            super().take(message)
         except ProtocolError as error:
             self._mail.drop(str(error))
 
@@ -267,7 +242,7 @@ class SourceProcess:
         self._draining = True
 
     def _on_finish(self, message: say.Finish) -> None:
-        self._finished = True
+        self.finish()
 
 
 def batch_rows(row_bytes: float, credit_step: int) -> int:
@@ -324,7 +299,7 @@ class _Meter:
         return taken
 
 
-_HANDLERS: dict[type, Callable[[SourceProcess, Any], None]] = {
+SourceProcess.handlers = {
     StartSource: SourceProcess._on_start,
     EndEpoch: SourceProcess._on_end_epoch,
     CommitEpoch: SourceProcess._on_commit,

@@ -1,0 +1,1 @@
+"""The processes of a run on its nodes: sources, main processes, tasks, sinks, nodes."""

@@ -1,0 +1,234 @@
+"""A task's process: the data-processing loop on one core, one thing at a time, in order.
+
+Only a label comes in between: the task looks at its mail between two tuples, so that a shard can
+leave at once. It looks there, and at no flag that others set in shared memory, because that works
+the same for a task on another node, and because what it takes in it would take in anyway.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import cloudpickle
+
+from elasticutor.core import events as ev
+from elasticutor.core import instructions as do
+from elasticutor.core.ids import Attempt, Epoch
+from elasticutor.core.task import Task
+from elasticutor.core.task_inbox import TaskInbox, Work
+from elasticutor.errors import BadValueError, StaleAttemptError
+from elasticutor.operator import Context, Operator
+from elasticutor.process.actor import Actor
+from elasticutor.process.chunk_run import ChunkRun
+from elasticutor.process.operator_runner import OperatorRunner
+from elasticutor.runtime.failures import LAST_WORDS_S, described
+from elasticutor.runtime.routes import Router
+from elasticutor.runtime.specs import TaskSpec
+from elasticutor.state.cache import StateCache
+from elasticutor.state.codec import CODEC
+from elasticutor.state.levels import Levels
+from elasticutor.state.lmdb_backend import LmdbBackend
+from elasticutor.transport import messages as say
+from elasticutor.transport.codec import Chunk, Result
+from elasticutor.transport.mailbox import Mailbox
+from elasticutor.transport.packets import born_of, open_batch
+
+MAIN = "main"
+_IDLE_S = 5.0
+_WRITE_SHARE = 0.25
+"""Of the time that goes to tuples, so much goes to what an epoch's end has left to write."""
+_WRITE_S = 0.002
+"""But no more at a time than this, and the slice that is being written."""
+_WORTH_WRITING_S = 0.002
+"""After so much work on tuples a slice is written, though more of them wait."""
+
+
+def run_task(payload: bytes) -> None:
+    """Be the task that the payload describes, until told to close."""
+    spec: TaskSpec = pickle.loads(payload)  # noqa: S301 - it came from our executor, over the node
+    near = spec.main.node == spec.site.node and bool(spec.main.ipc)
+    mail = Mailbox.at(spec.site, f"{spec.who}-t{spec.task}", tcp=not near)
+    mail.know(MAIN, spec.main)
+    process: TaskProcess | None = None
+    try:
+        process = TaskProcess(spec, mail)
+        process.run()
+    except StaleAttemptError:
+        pass  # the store has let it know that it was given up
+    except Exception as error:
+        attempt = process.attempt if process else Attempt(0)
+        mail.send(MAIN, say.TaskFailed(spec.task, attempt, *described(error)))
+        raise
+    finally:
+        mail.close(linger_s=LAST_WORDS_S)
+
+
+class TaskProcess(Actor):
+    """Runs the operator over chunks, and answers labels and flushes in their places."""
+
+    def __init__(self, spec: TaskSpec, mail: Mailbox) -> None:
+        super().__init__(mail, "a task")
+        self._spec = spec
+        self._operator: Operator = cloudpickle.loads(spec.operator.blob)
+        store = Levels(LmdbBackend.attach(spec.store))
+        cache = StateCache(store, CODEC, Attempt(0), Epoch(0))
+        self._core = Task(spec.task, cache)
+        self._cache = cache
+        self._router = Router(spec.operator.routes)
+        self._schema = spec.operator.input
+        self._runner = OperatorRunner(
+            self._operator,
+            name=spec.operator.name,
+            input=spec.operator.input,
+            key=spec.operator.key,
+            output=spec.operator.output,
+            cache=cache,
+        )
+        self._inbox = TaskInbox()
+        self._writes: deque[Iterator[ev.ShardWritten | None]] = deque()
+        self._pause_s = 0.0  # the longest that the end of this epoch has kept it from tuples
+        self._flush_s = 0.0  # what it took to set apart what has changed, if just now
+        self._worked_s = 0.0  # time spent on tuples since something was written
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt that it works for."""
+        return self._cache.attempt
+
+    def run(self) -> None:
+        """Work until told to close."""
+        spec = self._spec
+        self._operator.open(
+            Context(spec.operator.name, spec.number, int(spec.task), str(spec.site.node))
+        )
+        gc.freeze()  # what the operator has opened is here to stay
+        self._mail.send(MAIN, say.TaskUp(spec.task, self._mail.endpoint, os.getpid()))
+        try:
+            self.serve()
+        finally:
+            self._operator.close()
+
+    def take(self, message: Any) -> None:
+        """Put a message where it belongs among those that wait."""
+        if type(message) is Chunk:
+            self._inbox.put(Work(message.chunk, message.shards, message))
+        elif type(message) is do.WriteShard:
+            self._writes.append(self._core.write(message))
+        elif type(message) is do.SendLabel or type(message) in self.handlers:
+            self._inbox.put(message)
+        else:
+            self._mail.drop(f"{type(message).__name__} is not for a task")
+
+    def work(self) -> float:
+        """Do one thing: labels first, and some writing if an epoch has just ended."""
+        self._answer_labels()
+        began = perf_counter()
+        if self._inbox:
+            message = self._inbox.pop()
+            self.handlers[type(message)](self, message)
+        if self._core.flushing:
+            self._worked_s += perf_counter() - began
+            if not self._inbox or self._worked_s >= _WORTH_WRITING_S:
+                self._write_on()
+        if self._writes:
+            self._write()
+        return 0.0 if self._inbox or self._writes or self._core.flushing else _IDLE_S
+
+    def _look(self) -> bool:
+        """Take in what has arrived; returns whether a label has to be answered at once."""
+        for message in self._mail.receive():
+            self.take(message)
+        return self._inbox.interrupted
+
+    def _on_chunk(self, work: Work) -> None:
+        chunk: Chunk = work.content
+        try:
+            batch = open_batch(chunk.data, chunk.rows, self._schema)
+        except BadValueError as error:
+            self._mail.drop(str(error))
+            return
+        self._core.open_chunk(
+            do.Dispatch(self._spec.task, chunk.attempt, chunk.epoch, chunk.chunk, [])
+        )
+        run = self._runner.begin(batch, work, chunk.births[:, 1].tolist())
+        while len(work.left):
+            run.advance(self._look)
+            self._answer_labels(run)
+        if work.unreported:
+            self._report(run)
+        self._core.close_chunk()
+
+    def _answer_labels(self, run: ChunkRun | None = None) -> None:
+        work = None if run is None else run.work
+        for answer in self._core.answer_labels(self._inbox, work, lambda: self._report(run)):
+            self._mail.send(MAIN, answer)
+
+    def _report(self, run: ChunkRun | None) -> None:
+        """Send what is done of the chunk under way."""
+        assert run is not None  # without one there is nothing to report
+        work, chunk = run.work, run.work.content
+        rows = work.unreported if len(work.left) else 0
+        done = run.report()
+        outputs = []
+        if done.output is not None:
+            births = born_of(chunk.births, done.part_rows_out)
+            outputs = self._router.split(done.output, births)
+        self._mail.send(
+            MAIN,
+            Result(
+                self._spec.task,
+                chunk.attempt,
+                chunk.chunk,
+                done.useful_s,
+                done.row_seconds,
+                outputs,
+                rows,
+            ),
+        )
+
+    def _write(self) -> None:
+        """Write a slice of a shard that is about to move: between two chunks others wait little."""
+        written = next(self._writes[0])
+        if written is not None:
+            self._writes.popleft()
+            self._mail.send(MAIN, written)
+
+    def _on_flush(self, order: do.FlushTask) -> None:
+        began = perf_counter()
+        self._core.flush(order)
+        self._pause_s = self._flush_s = perf_counter() - began
+
+    def _write_on(self) -> None:
+        """Write some of what an epoch has changed, in proportion to the work between."""
+        began = perf_counter()
+        until = began + min(self._worked_s * _WRITE_SHARE, _WRITE_S)
+        self._worked_s = 0.0
+        answer = self._core.write_on()
+        while self._core.flushing and perf_counter() < until:
+            answer = self._core.write_on()
+        # What follows the flush without a tuple between is one pause with it.
+        self._pause_s = max(self._pause_s, self._flush_s + perf_counter() - began)
+        self._flush_s = 0.0
+        if answer is not None:
+            self._mail.send(MAIN, replace(answer, pause_s=self._pause_s))
+
+    def _on_reset(self, order: do.ResetTask) -> None:
+        self._mail.send(MAIN, self._core.reset(order))
+
+    def _on_close(self, message: say.Close) -> None:
+        self.finish()
+
+
+TaskProcess.handlers = {
+    Work: TaskProcess._on_chunk,
+    do.FlushTask: TaskProcess._on_flush,
+    do.ResetTask: TaskProcess._on_reset,
+    say.Close: TaskProcess._on_close,
+}

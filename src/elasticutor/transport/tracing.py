@@ -1,0 +1,110 @@
+"""Where a tuple's time goes: a mailbox that notes when messages with tuples are sent and taken.
+
+Off unless a run is traced; then every process has this mailbox in place of the usual one, and no
+other line of the data path is another. `elasticutor bench path` switches it on: the environment
+names a folder when the cluster starts, and processes that start while a file `on` is in it note
+what they see there. Tuples are known by their births; a sample of them is noted.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from elasticutor.transport.codec import Chunk, Result, Tuples
+from elasticutor.transport.mailbox import TRACE, Mailbox
+
+ON = "on"
+"""The file that switches tracing on, for processes that start from then on."""
+EVERY = 3
+"""One tuple of about this number is noted."""
+
+_AT_ONCE = 200
+
+
+def folder() -> Path | None:
+    """Where to note what this process sees; None: nowhere."""
+    named = os.environ.get(TRACE)
+    return Path(named) if named and (Path(named) / ON).exists() else None
+
+
+class TracedMailbox(Mailbox):
+    """A mailbox that notes when tuples come and go; one line for each message.
+
+    Lines are `sent KIND BIRTH BEFORE AFTER` and `taken KIND BIRTH IDLE WOKEN TAKEN DONE`, all times
+    in seconds since 1970: since when the process had nothing to do, when it was woken up, when the
+    message was taken and when it was done with. What a task sends ends with the time spent in the
+    operator.
+    """
+
+    _notes: Path | None = None
+
+    def note_in(self, path: Path) -> None:
+        """Where the notes go."""
+        self._notes = path
+        self._lines: list[str] = []
+        self._idle = self._woken = time.time()
+
+    def send(self, who: str, message: Any) -> None:
+        """As usual, and note when."""
+        birth = birth_of(message)
+        if birth is None:
+            super().send(who, message)
+            return
+        before = time.time()
+        super().send(who, message)
+        times = f"{before:.6f} {time.time():.6f}"
+        if type(message) is Result:
+            times += f" {message.useful_s:.6f}"
+        self._note(f"sent {type(message).__name__} {birth} {times}\n")
+
+    def wait(self, timeout_s: float) -> bool:
+        """As usual, and note when it began and ended."""
+        self._idle = time.time()
+        there = super().wait(timeout_s)
+        self._woken = time.time()
+        return there
+
+    def receive(self, limit: int = 256) -> Iterator[Any]:
+        """As usual, and note when each message was taken, and when the receiver was done."""
+        for message in super().receive(limit):
+            taken = time.time()
+            yield message
+            birth = birth_of(message)
+            if birth is not None:
+                times = f"{self._idle:.6f} {self._woken:.6f} {taken:.6f} {time.time():.6f}"
+                self._note(f"taken {type(message).__name__} {birth} {times}\n")
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """As usual."""
+        self._write()
+        super().close(linger_s)
+
+    def _note(self, line: str) -> None:
+        self._lines.append(line)
+        if len(self._lines) >= _AT_ONCE:
+            self._write()
+
+    def _write(self) -> None:
+        if self._notes is not None and self._lines:
+            with self._notes.open("a") as notes:
+                notes.write("".join(self._lines))
+            self._lines = []
+
+
+def birth_of(message: Any) -> int | None:
+    """The birth of a message's first tuple, if it has tuples and is one of the sample."""
+    kind = type(message)
+    if kind is Tuples:
+        births = message.packet.births
+    elif kind is Chunk:
+        births = message.births
+    elif kind is Result and message.outputs:
+        births = message.outputs[0].packet.births
+    else:
+        return None
+    birth = int(births[0, 0]) if len(births) else 1
+    return birth if birth % EVERY == 0 else None
