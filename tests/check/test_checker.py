@@ -9,7 +9,15 @@ import sys
 
 import pytest
 
-from elasticutor.check.mutants import ALL, ESSENTIAL, FENCING, FURTHER, Mutant
+from elasticutor.check.mutants import (
+    ALL,
+    ENDING,
+    ESSENTIAL,
+    FENCING,
+    FURTHER,
+    INTERRUPTING,
+    Mutant,
+)
 from elasticutor.check.runner import CheckResult, run_seed, run_seeds
 from elasticutor.check.scenario import draw, draw_habits
 from elasticutor.check.trace import Trace
@@ -42,6 +50,8 @@ def test_no_seed_goes_wrong(two_hundred: CheckResult) -> None:
         ("moves", 2000),
         ("moves_remote", 500),
         ("moves_at_epoch_end", 200),
+        ("moves_with_returned_tuples", 400),
+        ("partial_results", 150),
         ("relocations", 100),
         ("epochs", 500),
         ("aborts", 100),
@@ -137,7 +147,9 @@ def test_a_trace_tells_who_was_told_what_and_what_came_of_it() -> None:
     assert max(len(line) for line in trace.lines) < 1000
 
 
-@pytest.mark.parametrize("mutant", [*ESSENTIAL, *FURTHER], ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize(
+    "mutant", [*ESSENTIAL, *FURTHER, *INTERRUPTING, *ENDING], ids=lambda mutant: mutant.name
+)
 def test_a_bug_put_in_by_hand_is_found_within_300_seeds(mutant: Mutant) -> None:
     assert mutant.found_after(300) is not None
 

@@ -37,10 +37,10 @@ from elasticutor.chaos.processes import ancestors, command_line, directories_of
 from elasticutor.chaos.topology import SINK, Load, Shape, topology_of
 from elasticutor.core.ids import NodeId, Peer, TaskId
 from elasticutor.errors import ElasticutorError
-from elasticutor.runtime import messages as say
 from elasticutor.runtime.cluster import BaseCluster
 from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.runtime.run import Run
+from elasticutor.transport import messages as say
 
 _GLANCE_S = 0.2
 _MOVE_S = (0.005, 0.06)  # between two moves that are asked for: at least, at most

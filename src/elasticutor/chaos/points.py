@@ -45,8 +45,8 @@ def _points(part: Part, *words: str) -> tuple[Point, ...]:
 
 HAND_OVER = _points(
     "hand-over",
-    "task takes SendLabel",
-    "task sends LabelReached",
+    "task takes WriteShard SendLabel",
+    "task sends ShardWritten LabelReached",
     "main sends OpenShard CopyShard SendLabel SendRest DropShard",
     "main takes ShardOpened CopyArrived LabelReached StateArrived ShardDropped",
     "node takes OpenShard CopyShard Slice SendRest DropShard",

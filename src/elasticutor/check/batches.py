@@ -234,10 +234,12 @@ class BatchRun(Run):
     def _may_skip(self) -> bool:
         """Whether the batch has come to the first operator, is not in its state, and not the last.
 
-        One that has not come at all is a gap as any other.
+        One that has not come at all is a gap as any other, and one whose manifest is being written
+        may be in the state a moment later.
         """
         first = self._operators[0]
-        known = self._desks[first.name].knows(self._epoch)
+        desk = self._desks[first.name]
+        known = desk.knows(self._epoch) and not desk.writes(self._epoch)
         kept = self._kept.newest_below(first.executor_names[0], Epoch(self._epoch + 1))
         more = self._batch + 1 < len(self._inputs)
         return self._skipped is None and more and known and kept != self._epoch

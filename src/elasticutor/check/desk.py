@@ -60,6 +60,11 @@ class Desk:
         """Whether a task of this epoch has been here, and no later one."""
         return epoch == (self._batches.epoch if self._batches else self._succession.owed)
 
+    def writes(self, epoch: Epoch) -> bool:
+        """Whether the manifest of this epoch is being written."""
+        durable = [then for _, then in self._jobs if isinstance(then, ba.EpochDurable)]
+        return any(one.epoch == epoch for one in durable)
+
     # What happens
 
     def arrive(self, event: ba.TaskArrived, address: Address) -> None:

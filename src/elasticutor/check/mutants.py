@@ -7,7 +7,7 @@ that lets one of them through for hundreds of seeds is not worth its green light
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
@@ -25,12 +25,15 @@ from elasticutor.core.flow import InputCredits, Outputs
 from elasticutor.core.ids import Attempt, Epoch, Peer, ShardId
 from elasticutor.core.keeper import Errand, Keeper, SendSlice
 from elasticutor.core.moves import Move, MovePhase
+from elasticutor.core.parts import Part, divided
 from elasticutor.core.reassigner import Reassigner
 from elasticutor.core.receiver import Receiver
 from elasticutor.core.rollback import Rollback
 from elasticutor.core.sealing import Sealing
 from elasticutor.core.succession import Succession
 from elasticutor.core.task import Task
+from elasticutor.core.task_inbox import TaskInbox, Work
+from elasticutor.core.tasks import TaskView
 from elasticutor.state.cache import _ABSENT, StateCache
 from elasticutor.state.levels import Levels, Record
 
@@ -66,9 +69,9 @@ def _hold_forgotten(self: Reassigner, move: Move, now: float) -> None:
     self._emit(do.SendLabel(move.source, move.id, move.shard))
 
 
-def _flush_forgotten(self: Task, label: do.SendLabel) -> ev.LabelReached:
+def _flush_forgotten(self: Task, label: do.SendLabel, returned: int = 0) -> ev.LabelReached:
     self.cache.forget_shard(label.shard)
-    return ev.LabelReached(self.id, label.move, 0)
+    return ev.LabelReached(self.id, label.move, 0, returned)
 
 
 def _routing_updated_too_early(self: Reassigner, move: Move, now: float) -> None:
@@ -98,7 +101,7 @@ def _in_place_change_lost(self: StateCache, shard: ShardId, key: Any, default: A
     value = self._look_up(shard, key)
     if value is _ABSENT:
         self._values[shard][key] = value = default
-        self._touch(shard, key)
+        self._touch(shard, key, value)
     return value
 
 
@@ -180,10 +183,125 @@ def _labels_wait_for_ever_after_an_abort(self: Reassigner) -> None:
     self.labels_wait = waits
 
 
-def _deleted_state_comes_back(self: StateCache, shard: ShardId) -> Iterator[tuple[bytes, Any]]:
-    for key, value in _CACHE_CHANGES(self, shard):
+def _deleted_state_comes_back(
+    self: StateCache, keys: Any, values: Any
+) -> Iterator[tuple[bytes, Any]]:
+    for key, value in _CACHE_ENCODED(self, keys, values):
         if value is not None:
             yield key, value
+
+
+# Labels that interrupt chunks ---------------------------------------------------------------------
+
+
+def _returned_tuples_doubled(self: Receiver, shard: ShardId, parts: Iterable[Part]) -> None:
+    _RECEIVER_TAKE_BACK(self, shard, [twice for part in parts for twice in (part, part)])
+
+
+def _returned_tuples_lost(self: Receiver, shard: ShardId, parts: Iterable[Part]) -> None:
+    for _ in parts:
+        pass
+
+
+def _returned_tuples_behind_held_ones(
+    self: Receiver, shard: ShardId, parts: Iterable[Part]
+) -> None:
+    waiting = self._held.pop(shard, [])
+    _RECEIVER_TAKE_BACK(self, shard, parts)
+    self._held.setdefault(shard, [])[:0] = waiting
+
+
+def _partial_result_counted_twice(self: TaskView, rows: int, useful_s: float) -> list[Part]:
+    flight = self.flights[0]
+    if rows == flight.rows:
+        return _TASK_ANSWERED(self, rows, useful_s)
+    return divided(flight.parts, rows)[0]
+
+
+def _processed_tuples_returned_too(
+    self: Task, inbox: TaskInbox, work: Work | None, report: Callable[[], None]
+) -> Iterator[ev.LabelReached]:
+    """Nothing is reported before the label's answer, so all of the shard seems to be left."""
+    while (label := inbox.next_label()) is not None:
+        count = inbox.leave_out(label.shard)
+        if work is not None:
+            done = [work.shards[begun] == label.shard for begun in work._done]
+            count += work.leave_out(label.shard) + sum(int(mine.sum()) for mine in done)
+        yield self.label(label, count)
+
+
+def _returned_tuples_processed_too(self: Work, shard: ShardId) -> int:
+    return int((self.shards[self.left] == shard).sum())
+
+
+# The end of an epoch, beside the next one's tuples ------------------------------------------------
+
+
+def _next_epoch_leaks_into_the_last(self: StateCache, shard: ShardId, key: Any) -> None:
+    pass
+
+
+def _replaced_state_leaks_into_the_last(self: StateCache, room: int, only: Any = None) -> int:
+    for shard, states in self._apart.items():
+        states.update({key: self._values[shard].get(key, was) for key, was in states.items()})
+    return _CACHE_WRITE_APART(self, room, only)
+
+
+def _last_epoch_left_behind_by_a_label(self: StateCache, shard: ShardId | None = None) -> int:
+    if shard is None:
+        return _CACHE_FLUSH_APART(self)
+    self._apart.pop(shard, None)
+    return 0
+
+
+def _last_epoch_written_with_the_next(self: StateCache, room: int, only: Any = None) -> int:
+    self._apart_of = self._current
+    return _CACHE_WRITE_APART(self, room, only)
+
+
+def _outputs_overtake_the_marker(self: Outputs, output: Any, *, ahead: bool = False) -> None:
+    _OUTPUTS_ADD(self, output)
+
+
+def _persisted_before_all_is_written(self: Sealing, event: ev.TaskFlushed, now: float) -> bool:
+    at = self._epochs
+    if event.epoch == at.ending and at.persisting is None and not at.unsealed:
+        self._persist(now)
+        return True
+    return False
+
+
+def _answered_before_the_flush(
+    self: Task, inbox: TaskInbox, work: Work | None, report: Callable[[], None]
+) -> Iterator[ev.LabelReached]:
+    """The state follows with the next chunk."""
+    with (
+        patch.object(self.cache, "flush_shard", lambda shard: 0),
+        patch.object(self.cache, "forget_shard", self.__dict__.setdefault("late", []).append),
+    ):
+        yield from _TASK_ANSWER_LABELS(self, inbox, work, report)
+
+
+def _flushed_with_the_next_chunk(self: Task, chunk: do.Dispatch) -> None:
+    for shard in self.__dict__.pop("late", ()):
+        self.cache.flush_shard(shard)
+        self.cache.forget_shard(shard)
+    _TASK_OPEN_CHUNK(self, chunk)
+
+
+@contextmanager
+def _state_written_too_late() -> Iterator[None]:
+    with (
+        patch.object(Task, "answer_labels", _answered_before_the_flush),
+        patch.object(Task, "open_chunk", _flushed_with_the_next_chunk),
+    ):
+        yield
+
+
+def _changes_while_writing_lost(self: StateCache, shard: ShardId) -> tuple[int, int]:
+    written = _CACHE_WRITE_AHEAD(self, shard)
+    self._dirty[shard].clear()
+    return written
 
 
 # The fencing of a query's tasks -------------------------------------------------------------------
@@ -262,11 +380,19 @@ _BATCHES_ON_NEW = Batches._on_new
 _BATCHES_ON_ARRIVED = Batches._on_arrived
 _BATCHES_ON_COUNTED = Batches._on_counted
 _BATCHES_ON_PREPARED = Batches._on_prepared
+_TASK_OPEN_CHUNK = Task.open_chunk
+_TASK_ANSWER_LABELS = Task.answer_labels
+_CACHE_WRITE_AHEAD = StateCache.write_ahead
+_TASK_ANSWERED = TaskView.answered
+_RECEIVER_TAKE_BACK = Receiver.take_back
 _KEEPER_PERSIST = Keeper._persist
 _LEVELS_CHANGED = Levels.changed_records
 _LEVELS_FOLD = Levels._fold
 _LEVELS_ROLL_BACK = Levels.roll_back
-_CACHE_CHANGES = StateCache._changes
+_CACHE_ENCODED = StateCache._encoded
+_CACHE_FLUSH_APART = StateCache._flush_apart
+_CACHE_WRITE_APART = StateCache._write_apart
+_OUTPUTS_ADD = Outputs.add
 _ROLLBACK_PROCEED = Rollback.proceed
 _COORDINATOR_ON_PREPARED = Coordinator._on_prepared
 
@@ -326,8 +452,58 @@ FURTHER = (
         "labels wait for ever after an abort",
         _method(Reassigner, "cancel", _labels_wait_for_ever_after_an_abort),
     ),
-    Mutant("deleted state comes back", _method(StateCache, "_changes", _deleted_state_comes_back)),
+    Mutant("deleted state comes back", _method(StateCache, "_encoded", _deleted_state_comes_back)),
     Mutant("old copy not dropped", _handler(keeper._HANDLERS, do.DropShard, _old_copy_not_dropped)),
+)
+
+INTERRUPTING = (
+    Mutant("returned tuples doubled", _method(Receiver, "take_back", _returned_tuples_doubled)),
+    Mutant("returned tuples lost", _method(Receiver, "take_back", _returned_tuples_lost)),
+    Mutant(
+        "returned tuples behind held ones",
+        _method(Receiver, "take_back", _returned_tuples_behind_held_ones),
+    ),
+    Mutant(
+        "returned tuples processed too",
+        _method(Work, "leave_out", _returned_tuples_processed_too),
+    ),
+    Mutant(
+        "partial result counted twice",
+        _method(TaskView, "answered", _partial_result_counted_twice),
+    ),
+    Mutant(
+        "processed tuples returned too",
+        _method(Task, "answer_labels", _processed_tuples_returned_too),
+    ),
+    Mutant("state written too late", _state_written_too_late),
+    Mutant(
+        "changes while writing lost",
+        _method(StateCache, "write_ahead", _changes_while_writing_lost),
+    ),
+)
+
+ENDING = (
+    Mutant(
+        "change of the next epoch leaks into the last",
+        _method(StateCache, "_preserve", _next_epoch_leaks_into_the_last),
+    ),
+    Mutant(
+        "replaced state leaks into the last epoch",
+        _method(StateCache, "_write_apart", _replaced_state_leaks_into_the_last),
+    ),
+    Mutant(
+        "label leaves the last epoch behind",
+        _method(StateCache, "_flush_apart", _last_epoch_left_behind_by_a_label),
+    ),
+    Mutant(
+        "last epoch written with the next",
+        _method(StateCache, "_write_apart", _last_epoch_written_with_the_next),
+    ),
+    Mutant("outputs overtake the marker", _method(Outputs, "add", _outputs_overtake_the_marker)),
+    Mutant(
+        "persisted before all is written",
+        _method(Sealing, "flushed", _persisted_before_all_is_written),
+    ),
 )
 
 FENCING = (
@@ -362,4 +538,4 @@ FENCING = (
     ),
 )
 
-ALL = (*ESSENTIAL, *FURTHER, *FENCING)
+ALL = (*ESSENTIAL, *FURTHER, *INTERRUPTING, *ENDING, *FENCING)

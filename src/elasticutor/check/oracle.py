@@ -18,6 +18,17 @@ from elasticutor.sim.hosts import ExecutorHost
 
 TO_UPSTREAMS = (do.GrantCredit, do.Emit, do.EmitMarker)
 
+
+def heard_by_peers(instructions: list[do.Instruction]) -> list[do.Instruction]:
+    """What upstreams and destinations hear of an event.
+
+    The marker of an epoch whose end has waited for a move tells nothing of the move.
+    """
+    ended = any(isinstance(one, do.FlushTask) for one in instructions)
+    heard = [one for one in instructions if isinstance(one, TO_UPSTREAMS)]
+    return [one for one in heard if not (ended and isinstance(one, do.EmitMarker))]
+
+
 # Asked for at random, so they may be impossible; or late, when who was lost had ended anyway.
 _MAY_BE_REFUSED = (ev.MoveAsked, ev.CoreTaken, ev.TaskLost, ev.NodeLost)
 
@@ -62,9 +73,15 @@ class Oracle:
         elif kind is ev.ChunkProcessed:
             self.counts["chunks"] += 1
             self._check_buffers(host, watch)
+        elif kind is ev.ChunkProgressed:
+            self.counts["partial_results"] += 1
+            self._check_buffers(host, watch)
+        elif isinstance(event, ev.LabelReached) and event.returned:
+            self.counts["moves_with_returned_tuples"] += 1
+            self.counts["returned_tuples"] += event.returned
         elif kind is ev.TuplesArrived:
             self._check_memory(host, event)  # type: ignore[arg-type]
-        if kind in ev.MOVE_EVENTS and any(isinstance(i, TO_UPSTREAMS) for i in instructions):
+        if kind in ev.MOVE_EVENTS and heard_by_peers(instructions):
             self.violate(f"{host.name}: upstreams heard of {event}")
         self._check_nobody_waits_in_vain(host)
         self._count_moves(host, watch, instructions)
@@ -151,7 +168,7 @@ class Oracle:
         """A label waits behind a window of work and no more, however long the queues are."""
         task, config = host.core.tasks[label.task], host.core.config
         ahead = task.in_flight_s - (task.flights[-1].estimate_s if task.flights else 0.0)
-        if len(task.flights) > config.min_chunks and ahead >= config.window_s + 1e-9:
+        if len(task.flights) > config.min_chunks and ahead >= task.window_s(config) + 1e-9:
             self.violate(f"drain: {host.name} task {task.id} has {ahead:.4f} s ahead of a label")
 
     # At the end

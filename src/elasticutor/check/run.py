@@ -144,6 +144,12 @@ class Run(ABC):
         """How long a task works on so many tuples."""
         return rows * self.scenario.row_s * self.rng.uniform(0.5, 2.0)
 
+    def pause_s(self, host: TaskHost) -> float | None:
+        """How soon a working task finds a label; None: only when its chunk is done."""
+        if self.rng.random() < 0.2:
+            return None
+        return self.scenario.row_s * self.rng.choice((0.0, 1.0, 1.0, 5.0)) * self.rng.random()
+
     def storage_s(self) -> float:
         """How long the checkpoint location takes to read or write."""
         return self.rng.uniform(0.0005, 0.01) * (20 if self.rng.random() < 0.01 else 1)

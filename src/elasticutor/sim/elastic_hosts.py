@@ -2,8 +2,8 @@
 
 The main process drives the very `ElasticExecutor` of the core. What it is told waits for its turn:
 each message costs the process some time, one after the other. A task works through what it was
-sent, first come, first served. State is not there, only how large it is; what of it crosses the
-links is what the protocol sends.
+sent, first come, first served, but for labels, which it answers between two tuples. State is not
+there, only how large it is; what of it crosses the links is what the protocol sends.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from elasticutor.core import instructions as do
 from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.cores import core_changes
 from elasticutor.core.executor import ElasticExecutor
-from elasticutor.core.ids import ChunkId, NodeId, Peer, ShardId, TaskId
-from elasticutor.core.parts import Part
+from elasticutor.core.ids import NodeId, Peer, ShardId, TaskId
+from elasticutor.core.parts import Part, divided
 from elasticutor.core.tasks import TaskStatus
 from elasticutor.sim.machines import HEADER_BYTES, LOCAL_S
 from elasticutor.sim.measures import Moved
-from elasticutor.sim.processes import Process, TaskServer, World, send_state
+from elasticutor.sim.processes import Process, World, send_state
+from elasticutor.sim.task_server import Job, TaskServer
 from elasticutor.sim.workload import IntArray
 
 
@@ -49,15 +50,17 @@ class ElasticHost(Process):
         """Cores on every node that its tasks are on, until their processes have ended."""
         self._shard_keys = shard_keys
         self._tasks: dict[TaskId, TaskServer] = {}
-        self._flying: dict[ChunkId, list[Part]] = {}
         self._dirty: dict[ShardId, set[int]] = {}  # keys changed since the copy, of shards copied
 
     # What arrives
 
     def handle(self, event: ev.Event) -> None:
         """Let the core handle an event, and carry its instructions out."""
-        if type(event) is ev.ChunkProcessed:
-            self._note_result(self._flying.pop(event.chunk))
+        if isinstance(event, ev.ChunkProcessed):
+            self._note_result(self.core.tasks[event.task].flights[0].parts)
+        elif isinstance(event, ev.ChunkProgressed):
+            parts = self.core.tasks[event.task].flights[0].parts
+            self._note_result(divided(parts, event.rows)[0])
         for order in self.core.handle(event, self._loop.now):
             _ORDERS[type(order)](self, order)
 
@@ -106,50 +109,96 @@ class ElasticHost(Process):
     # What the core asks for: tasks
 
     def _dispatch(self, order: do.Dispatch) -> None:
-        parts = order.parts
         rows = 0
-        for part in parts:
+        for part in order.parts:
             rows += part.count
-        self._flying[order.chunk] = parts
         work_s = self.world.work_s(rows)
         task = self._tasks[order.task]
-        done = ev.ChunkProcessed(order.task, order.attempt, order.chunk, work_s)
+        chunk = (task, order, rows, work_s)
         if task.node == self.node:
-            end = task.serve(self._free_at + LOCAL_S, work_s)
-            self._loop.at(end + LOCAL_S, self.take, done)
+            self._begin(chunk, self._free_at + LOCAL_S)
         else:
             size = rows * self.world.tuple_bytes + HEADER_BYTES
-            self._to_remote_task(task, size, work_s, done)
+            self._to_remote_task(task, size, self._begin_now, chunk)
+
+    def _begin_now(self, chunk: tuple[TaskServer, do.Dispatch, int, float]) -> None:
+        self._begin(chunk, self._loop.now)
+
+    def _begin(self, chunk: tuple[TaskServer, do.Dispatch, int, float], arrival: float) -> None:
+        task, order, rows, work_s = chunk
+        self._expect(task, task.begin(order, rows, work_s, arrival))
+
+    def _expect(self, task: TaskServer, job: Job) -> None:
+        """Answer when the chunk is done, unless a label lets that be at another time."""
+        self._loop.at(job.end + self._way_s(task), self._chunk_done, (task, job, job.end))
+
+    def _chunk_done(self, message: tuple[TaskServer, Job, float]) -> None:
+        task, job, end = message
+        if job.end == end:
+            order = job.order
+            answer = (order.task, order.attempt, order.chunk, job.unanswered_s)
+            self._answer((task, ev.ChunkProcessed(*answer)))
+
+    def _write_shard(self, order: do.WriteShard) -> None:
+        self._to_task(order, self._write)
+
+    def _write(self, task: TaskServer, order: do.WriteShard, arrival: float) -> None:
+        """Between two chunks; there is no state, so it takes no time."""
+        written = ev.ShardWritten(order.task, order.move, 0)
+        self._loop.at(task.under_way(arrival) + self._way_s(task), self._answer, (task, written))
 
     def _send_label(self, order: do.SendLabel) -> None:
-        task = self._tasks[order.task]
-        reached = ev.LabelReached(order.task, order.move, 0)
-        self._to_task(task, HEADER_BYTES, 0.0, reached)
+        self._to_task(order, self._interrupt)
+
+    def _interrupt(self, task: TaskServer, order: do.SendLabel, arrival: float) -> None:
+        hit = task.interrupt(order.shard, arrival)
+        when = hit.at + self._way_s(task)
+        if hit.progressed is not None:
+            job, rows = hit.progressed
+            chunk = job.order
+            progress = (chunk.task, chunk.attempt, chunk.chunk, rows, rows * job.row_s)
+            self._loop.at(when, self._answer, (task, ev.ChunkProgressed(*progress)))
+        reached = ev.LabelReached(order.task, order.move, 0, hit.returned)
+        self._loop.at(when, self._answer, (task, reached))
+        for job in hit.rescheduled:
+            self._expect(task, job)
 
     def _reset_task(self, order: do.ResetTask) -> None:
+        self._to_task(order, self._reset)
+
+    def _reset(self, task: TaskServer, order: do.ResetTask, arrival: float) -> None:
         reset = ev.TaskReset(order.task, order.attempt)
-        self._to_task(self._tasks[order.task], HEADER_BYTES, 0.0, reset)
+        self._loop.at(task.serve(arrival, 0.0) + self._way_s(task), self._answer, (task, reset))
 
-    def _to_task(self, task: TaskServer, size: int, work_s: float, answer: ev.Event) -> None:
+    def _to_task(self, order: Any, action: Callable[[TaskServer, Any, float], None]) -> None:
+        """Let a task do something when the order arrives, which is at the time that it is given."""
+        task = self._tasks[order.task]
         if task.node == self.node:
-            end = task.serve(self._free_at + LOCAL_S, work_s)
-            self._loop.at(end + LOCAL_S, self.take, answer)
+            action(task, order, self._free_at + LOCAL_S)
         else:
-            self._to_remote_task(task, size, work_s, answer)
+            self._to_remote_task(task, HEADER_BYTES, self._at_task, (task, order, action))
 
-    def _to_remote_task(self, task: TaskServer, size: int, work_s: float, answer: ev.Event) -> None:
+    def _to_remote_task(
+        self, task: TaskServer, size: int, action: Callable[[Any], None], message: Any
+    ) -> None:
         self.world.recorder.remote_bytes += size
-        message = (task, work_s, answer)
-        self.world.links.send(self._free_at, self.node, task.node, size, self._at_task, message)
+        self.world.links.send(self._free_at, self.node, task.node, size, action, message)
 
-    def _at_task(self, message: tuple[TaskServer, float, ev.Event]) -> None:
-        task, work_s, answer = message
-        self._loop.at(task.serve(self._loop.now, work_s), self._answered, (task, answer))
+    def _at_task(self, message: tuple[TaskServer, Any, Callable[..., None]]) -> None:
+        task, order, action = message
+        action(task, order, self._loop.now)
 
-    def _answered(self, message: tuple[TaskServer, ev.Event]) -> None:
+    def _way_s(self, task: TaskServer) -> float:
+        """How long an answer is under way, besides the time on links."""
+        return LOCAL_S if task.node == self.node else 0.0
+
+    def _answer(self, message: tuple[TaskServer, ev.Event]) -> None:
         task, answer = message
-        self.world.recorder.remote_bytes += HEADER_BYTES
-        self._from_node(task.node, answer)
+        if task.node == self.node:
+            self.take(answer)
+        else:
+            self.world.recorder.remote_bytes += HEADER_BYTES
+            self._from_node(task.node, answer)
 
     def _start_task(self, order: do.StartTask) -> None:
         self.occupied[order.node] += 1
@@ -252,6 +301,7 @@ class ElasticHost(Process):
 
 _ORDERS: dict[type, Callable[[ElasticHost, Any], None]] = {
     do.Dispatch: ElasticHost._dispatch,
+    do.WriteShard: ElasticHost._write_shard,
     do.SendLabel: ElasticHost._send_label,
     do.ResetTask: ElasticHost._reset_task,
     do.OpenStore: ElasticHost._ignore,

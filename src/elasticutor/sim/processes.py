@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -100,22 +99,6 @@ class Process(ABC):
     def send(self, process: Process, message: Any, size: int = HEADER_BYTES) -> None:
         """Send to another process."""
         self.world.links.send(self._free_at, self.node, process.node, size, process.take, message)
-
-
-class TaskServer:
-    """A task's process on its core."""
-
-    __slots__ = ("free_at", "node")
-
-    def __init__(self, node: int) -> None:
-        self.node = node
-        self.free_at = -math.inf
-
-    def serve(self, arrival: float, work_s: float) -> float:
-        """Work on what arrives then, behind all that came before; returns when it is done."""
-        free = self.free_at
-        self.free_at = end = (max(arrival, free)) + work_s
-        return end
 
 
 def send_state(

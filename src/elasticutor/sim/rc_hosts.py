@@ -157,9 +157,9 @@ class RcHost(ElasticHost):
         self._report(self._drain.processed(sum(part.count for part in parts)))
 
     def _begin_release(self, order: rc.ReleaseShards) -> None:
-        ((task, server),) = self._tasks.items()
+        (task,) = self._tasks
         for label in self._release.begin(order, task):
-            self._to_task(server, HEADER_BYTES, 0.0, ev.LabelReached(task, label.move, 0))
+            self._send_label(label)
 
     def _report(self, answer: rc.Event | None) -> None:
         if answer is not None:
