@@ -36,7 +36,9 @@ class State(Protocol):
     """The state of the key whose row is being processed; only until `process` is done with it.
 
     What `get` hands out is the live object: changing it in place changes the state, and needs no
-    `set`. A default that can be changed becomes the state, as with `dict.setdefault`.
+    `set`. A default that can be changed becomes the state, as with `dict.setdefault`. Ask for it
+    again with the next row, and let no two keys have one object: what an epoch has changed is
+    written while later rows are processed, and is kept as it was only if `get` hands it out.
     """
 
     def get(self, default: Any = None) -> Any:

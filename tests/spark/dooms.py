@@ -23,9 +23,9 @@ from tests.spark.rig import Count
 from elasticutor import elastic, read_state
 from elasticutor.core import batches as ba
 from elasticutor.core.coordinator import WriteManifest
-from elasticutor.runtime import messages as say
 from elasticutor.runtime.batch_driver import BatchDriver
 from elasticutor.runtime.cluster import BaseCluster
+from elasticutor.transport import messages as say
 
 KEYS = 7
 ROWS = 150

@@ -113,6 +113,8 @@ def test_outputs_come_back_with_their_part_and_under_the_name_of_their_operator(
         for row, values in zip(back.to_pylist(), batch.to_pylist(), strict=True):
             others = {name: None for name in outputs if name != f"op{place}"}
             assert row == {"_part": part, "operator": f"op{place}", f"op{place}": values} | others
+        plain = Outgoing({"only": batch.schema}, None)("only", batch, part)
+        assert plain.equals(batch)
         alone = Outgoing({"only": batch.schema}, "_part")("only", batch, part)
         assert alone.drop_columns("_part").equals(batch)
         assert alone.column("_part").to_pylist() == [part] * len(batch)

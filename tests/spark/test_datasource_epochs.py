@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.types import StructType
-from tests.runtime.sink_rig import SCHEMA, KilledError, SinkRig, live
+from tests.process.sink_rig import SCHEMA, KilledError, SinkRig, live
 
 from elasticutor.sinks import EpochWriter, ParquetSink, SinkError, SinkRun, open_sink
 from elasticutor.sinks import spool as spool_module

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from elasticutor.schemas import SchemaLike
@@ -20,9 +22,12 @@ class Offer:
     born: float
     """When the oldest of them was due, in seconds since 1970.
 
-    Latency counts from here, and not from when somebody found the time to ask: a reader that is
-    asked late says how late.
+    Latency counts from here, and not from when the reader was asked: a reader that is asked late
+    says how late.
     """
+
+    due_us: npt.NDArray[np.int64] | None = None
+    """When each of them was due, in microseconds since 1970, never falling; None: all together."""
 
 
 class Reader(ABC):

@@ -106,7 +106,8 @@ class Outgoing:
 
     Args:
         outputs: Per operator, its output as `spark_schema` has it.
-        hidden: The name of the first column, which has the part that a row belongs to.
+        hidden: The name of the first column, which has the part that a row belongs to; None: there
+            is no such column.
         tagged: Whether rows say which operator made them: then there is the column `operator`,
             and a struct for each of them that is null where the row is another's. If not, there
             is but one operator.
@@ -121,11 +122,12 @@ class Outgoing:
     """
 
     def __init__(
-        self, outputs: Mapping[str, pa.Schema], hidden: str, *, tagged: bool = False
+        self, outputs: Mapping[str, pa.Schema], hidden: str | None, *, tagged: bool = False
     ) -> None:
         self._outputs = dict(outputs)
         self._tagged = tagged
-        fields = [pa.field(hidden, pa.int32(), nullable=False)]
+        self._hides = hidden is not None
+        fields = [] if hidden is None else [pa.field(hidden, pa.int32(), nullable=False)]
         if tagged:
             fields.append(pa.field(TAG, pa.string(), nullable=False))
             fields += (pa.field(name, pa.struct(list(one))) for name, one in self._outputs.items())
@@ -142,7 +144,7 @@ class Outgoing:
         Args:
             operator: Who made it.
             batch: What it made, of the engine's schema.
-            part: The value of the hidden column, from 0.
+            part: The value of the hidden column, from 0; of no account if there is none.
 
         Raises:
             BadValueError: There is no such operator, or this is not its output.
@@ -153,10 +155,10 @@ class Outgoing:
         rows = batch.num_rows
         if not batch.schema.equals(output, check_metadata=True):
             batch = self._fitted(operator, batch, output)
-        parts = pa.array(np.full(rows, part, np.int32))
+        columns = [pa.array(np.full(rows, part, np.int32))] if self._hides else []
         if not self._tagged:
-            return pa.RecordBatch.from_arrays([parts, *batch.columns], schema=self.schema)
-        columns = [parts, self._constants(operator, rows)[0]]
+            return pa.RecordBatch.from_arrays([*columns, *batch.columns], schema=self.schema)
+        columns.append(self._constants(operator, rows)[0])
         for name in self._outputs:
             if name == operator:
                 columns.append(pa.StructArray.from_arrays(batch.columns, fields=list(output)))

@@ -3,7 +3,7 @@
 Spark reads, Spark writes, Spark commits; the executors of a `Cluster` hold the state. A query's
 tasks are their upstreams: an ordinary `mapInArrow` that sends rows and takes outputs back. An
 exchange of its own follows it, so that its stage has all of its tasks, always, and none of any
-other operator.
+other operator; unless it is left out (`exchange=False`), where the sink sees to that.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def elastic(
     shards: int = 256,
     checkpoint: str | None = None,
     latency_target: float | None = None,
+    exchange: bool = True,
     cluster: BaseCluster | None = None,
     _balance_s: float = 0.1,
 ) -> DataFrame:
@@ -74,6 +75,12 @@ def elastic(
         checkpoint: Where state is made durable: a directory, or a URI that `pyarrow.fs` knows.
             Default: the folder `elasticutor/<name>` in the query's own checkpoint.
         latency_target: What the scheduler aims at, in seconds, where it can choose.
+        exchange: Whether Spark exchanges the outputs before it goes on. Without it a batch is
+            sooner done. Only for a streaming query whose one elastic operator goes straight into
+            a sink that runs every partition once (files, Kafka, `noop`; not `foreachBatch`), with
+            nothing but `select`, `filter` and the like between them; any other is refused. The
+            price: Spark cannot run a task again whose sink has failed; the batch fails, and
+            is run again when the query is started again.
         cluster: Where executors run; default: one on the DataFrame's session, started when it is
             first needed.
 
@@ -101,6 +108,9 @@ def elastic(
         raise BadValueError("latency_target", "be seconds above 0, or None", latency_target)
     if executors is not None and (type(executors) is not int or executors < 1):
         raise BadValueError("executors", "be a whole number, at least 1, or None", executors)
+    if not exchange and not df.isStreaming:
+        hint = "an action may use any part of a batch DataFrame, as often as it likes"
+        raise BadValueError("exchange", "be True for a batch DataFrame", exchange, hint)
     if checkpoint is not None:
         checkpoint = str(checkpoint)
     tagged = not isinstance(operator, Operator)
@@ -117,7 +127,7 @@ def elastic(
     sized = [replace(one, executors=count, cores=cores) for one in prepared.plan.operators]
     plan = replace(prepared.plan, operators=tuple(sized))
     frame = f"{name}-{secrets.token_hex(4)}"
-    ways = SparkWays(spark)
+    ways = SparkWays(spark, direct=not exchange)
 
     def start(query: QuerySeen | None, epoch: int) -> Run:
         if query is not None:
@@ -138,11 +148,14 @@ def elastic(
     served_by(home)
     Reception(home.hub, frame, ways, start)
     feed = Feed.of(home.bootstrap, frame, plan)
+    hidden = _HIDDEN if exchange else None
     ingest = Ingest(
-        feed, prepared.incoming(), prepared.outgoing(_HIDDEN), name, streaming=df.isStreaming
+        feed, prepared.incoming(), prepared.outgoing(hidden), name, streaming=df.isStreaming
     )
+    made = prepared.frame.mapInArrow(ingest, prepared.declared(hidden))
+    if not exchange:
+        return made
     partitions = _partitions(spark)
-    made = prepared.frame.mapInArrow(ingest, prepared.declared(_HIDDEN))
     return made.repartition(partitions, _HIDDEN).drop(_HIDDEN)
 
 

@@ -94,12 +94,14 @@ class Prepared:
         """For a task: makes batches of `schema` of what Spark hands it."""
         return Incoming(self.schema)
 
-    def outgoing(self, hidden: str) -> Outgoing:
+    def outgoing(self, hidden: str | None) -> Outgoing:
         """For a task: makes batches of `declared(hidden)` of what operators made."""
         return Outgoing(self.outputs, hidden, tagged=self.tagged)
 
-    def declared(self, hidden: str) -> StructType:
-        """What `mapInArrow` is to be told: the output behind an int column of this name."""
+    def declared(self, hidden: str | None) -> StructType:
+        """What `mapInArrow` returns: the output, behind an int column of this name, if any."""
+        if hidden is None:
+            return self.output
         taken = [name for name in self.output.names if name.lower() == hidden.lower()]
         if taken:
             raise BadValueError("output", f"have no column named {hidden!r}", taken[0], "rename it")

@@ -57,7 +57,8 @@ class Ingest:
         given = map(self._incoming, batches)
         fed = self._feed.run(task, given, query=query, group=group)
         try:
-            for part, (operator, made) in enumerate(fed):
+            # From its own number on, so that tasks with few outputs fill different partitions.
+            for part, (operator, made) in enumerate(fed, task.partition):
                 yield self._outgoing(operator, made, part)
         except ElasticutorError as error:
             # It says what has happened; how it came here is nobody's business but ours.

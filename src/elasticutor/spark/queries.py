@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.reception import QuerySeen
@@ -17,6 +18,23 @@ _REFUSED = {
     "AsyncProgressTrackingMicroBatchExecution": "with asyncProgressTrackingEnabled batches are "
     "committed later than the next ones begin, and state could not be exactly once",
 }
+_ROW_BY_ROW = frozenset(
+    {
+        "CollectMetrics",
+        "EventTimeWatermark",
+        "Filter",
+        "MapInArrow",
+        "MapInPandas",
+        "Project",
+        "PythonMapInArrow",
+        "SubqueryAlias",
+    }
+)
+"""Nodes of a plan that leave the partitions of their input as they are."""
+_SINKS = ("WriteToMicroBatchDataSource", "WriteToStream")
+_WIDTH = 100
+_DIRECT = "leave out exchange=False"
+_NUMBER = re.compile(r"\d+")
 _TRIES = 20
 _PAUSE_S = 0.05
 
@@ -26,10 +44,18 @@ class SparkWays:
 
     Some of this is not in PySpark's public interface, and is asked of the JVM. Each of these names
     is used in one place, here.
+
+    Args:
+        spark: The session.
+        direct: Whether outputs go straight into the sink, without an exchange.
     """
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, *, direct: bool = False) -> None:
         self._spark = spark
+        self._direct = direct
+        self._stages: Any = None
+        self._seen: dict[str, tuple[StreamingQuery, str]] = {}
+        """Of each query the start that was active last, and its run."""
         self._context = spark.sparkContext
 
     def query(self, query: str) -> QuerySeen | None:
@@ -44,6 +70,8 @@ class SparkWays:
             refused = "real-time mode has no batches of the usual kind"
         if refused:
             refused += ": use trigger(processingTime=…), availableNow or none"
+        if not refused and self._direct:
+            refused = _why_not_direct(execution)
         folder = plain_uri(str(execution.resolvedCheckpointRoot() or ""))
         plan = str(execution.logicalPlan().toString())
         operators = frozenset(re.findall(rf"{PREFIX}\[([\w.-]+)\]", plan))
@@ -51,8 +79,15 @@ class SparkWays:
 
     def run_of(self, query: str) -> str | None:
         """The run of a query that is active; None if it is not."""
+        seen = self._seen.get(query)
+        if seen is not None and seen[0].isActive:
+            return seen[1]  # with one call to the JVM, since this is asked several times a second
         found = self._spark.streams.get(query)
-        return None if found is None or not found.isActive else str(found.runId)
+        if found is None or not found.isActive:
+            self._seen.pop(query, None)
+            return None
+        self._seen[query] = found, str(found.runId)
+        return self._seen[query][1]
 
     def active(self, stage: int) -> bool:
         """Whether a job is active that needs the stage."""
@@ -63,16 +98,37 @@ class SparkWays:
         for _ in range(_TRIES):  # the scheduler changes its tables while they are read
             found = self._stage(stage)
             if found.isDefined():
+                # A batch waits for this, and every call is a journey to the JVM.
                 seen = found.get()
                 info = seen.latestInfo()
-                exchange = info.shuffleDepId()
-                output = int(exchange.get()) if exchange.isDefined() else None
+                exchange = _NUMBER.search(info.shuffleDepId().toString())
+                output = None if exchange is None else int(exchange[0])
                 return int(info.numTasks()), int(seen.numPartitions()), output
             time.sleep(_PAUSE_S)
         raise BadValueError("stage", "be one that Spark runs", stage)
 
     def _stage(self, stage: int) -> Any:
-        return self._context._jsc.sc().dagScheduler().stageIdToStage().get(stage)
+        if self._stages is None:
+            self._stages = self._context._jsc.sc().dagScheduler().stageIdToStage()
+        return self._stages.get(stage)
+
+
+def _why_not_direct(execution: Any) -> str:
+    """Why outputs of a query's elastic operator cannot go straight into its sink, in words."""
+    if str(execution.sink().getClass().getSimpleName()) == "ForeachBatchSink":
+        return f"foreachBatch may use any part of a batch, as often as it likes: {_DIRECT}"
+    node = execution.logicalPlan()
+    while True:
+        name = str(node.nodeName())
+        if f"{PREFIX}[" in str(node.simpleString(_WIDTH)):
+            break
+        passes = name.startswith(_SINKS) or name in _ROW_BY_ROW
+        if not passes or node.children().size() != 1:
+            return f"{name} is between the elastic operator and the sink: {_DIRECT}"
+        node = node.children().head()
+    if f"{PREFIX}[" in str(node.child().toString()):
+        return f"it has another elastic operator: {_DIRECT}"
+    return ""
 
 
 def plain_uri(uri: str) -> str:

@@ -71,6 +71,7 @@ def elastic_frame(
     *,
     cluster: BaseCluster | None = None,
     balance: bool = True,
+    exchange: bool = False,
 ) -> DataFrame:
     """The elastic operator; its state is beside the query's checkpoint.
 
@@ -79,12 +80,14 @@ def elastic_frame(
         operator: What is done with them.
         cluster: Where.
         balance: Whether shards may move between tasks.
+        exchange: Whether an exchange follows; the sink of these queries needs none.
     """
     from elasticutor import elastic
 
     hidden: dict[str, Any] = {} if balance else {"_balance_s": 0.0}
-    made: DataFrame = elastic(frame, operator, key="key", name="count", cluster=cluster, **hidden)
-    return made
+    return elastic(
+        frame, operator, key="key", name="count", cluster=cluster, exchange=exchange, **hidden
+    )
 
 
 def transform_with_state(
