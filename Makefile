@@ -17,7 +17,7 @@ test: $(STAMP) ## all tests and doctests
 	@$(BIN)/python -m pytest
 
 quick: $(STAMP) ## the tests that need neither Spark nor processes: a minute or two
-	@$(BIN)/python -m pytest --quiet tests/core tests/sim tests/state src/elasticutor/core
+	@$(BIN)/python -m pytest --quiet tests/core tests/sim tests/state tests/transport tests/process src/elasticutor/core
 
 check: $(STAMP) ## ruff, mypy --strict, codespell (doctests run with `make test` too)
 	@$(BIN)/ruff check .

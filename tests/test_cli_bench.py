@@ -21,7 +21,7 @@ from elasticutor.runtime.cluster import BaseCluster
 from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.runtime.run import Run
 
-LIVE = ("throughput", "latency", "width", "shuffle", "memory", "elastic", "scheduler")
+LIVE = ("throughput", "latency", "path", "width", "shuffle", "memory", "elastic", "scheduler")
 
 
 def bench(*words: str) -> Result:
@@ -87,6 +87,7 @@ def test_help_reads_well(command: str) -> None:
         ("memory", "--repeat", "0"),
         ("scheduler", "--executors", "0"),
         ("scheduler", "--nodes", "0"),
+        ("driver", "--executors", "1"),
     ],
     ids=" ".join,
 )
@@ -121,6 +122,7 @@ def test_width_is_a_share_of_what_the_cores_could_do() -> None:
     assert found["ideal_rows_s"] == 2000
     assert 0 < found["share_of_ideal"] < 1.1
     assert found["rows_s"] == pytest.approx(2000 * found["share_of_ideal"], rel=0.01)
+    assert 0 < found["chunks_s"] <= found["rows_s"] * 1.5
 
 
 @pytest.mark.usefixtures("without_spark")
@@ -150,6 +152,7 @@ def test_elastic_tells_throughput_latency_and_a_timeline() -> None:
     assert found["throughput"] > 0
     for name in ("latency_mean_ms", "latency_p50_ms", "latency_p99_ms", "recovery_s"):
         assert found[name] >= 0
+    assert found["worst_second_p99_ms"] >= found["latency_p50_ms"]
     assert {"sync_ms_p50", "migration_ms_p50", "reassignments"} <= set(found)
     assert len(found["timeline"]) == 35
     assert set(found["timeline"][-1]) >= {"time", "throughput"}
@@ -199,6 +202,16 @@ def test_scheduler_decides_about_more_executors_than_cores_too() -> None:
     assert 1 <= found["assignment"]["mean_ratio"] <= found["assignment"]["worst_ratio"]
 
 
+def test_driver_tells_what_executors_cost_it() -> None:
+    words = ("--executors", "6", "--seconds", "1", "--warm-up", "1.5")
+    found = json.loads(bench("driver", *words, "--json").stdout)
+    assert 0 < found["cpu"] < 2
+    assert found["measure_s"] == 0.25
+    assert found["messages_s"] > 0
+    assert (found["executors"], found["dropped"]) == (6, 0)
+    assert "elasticutor-hub" in found["threads"]
+
+
 @pytest.mark.usefixtures("without_spark")
 def test_without_json_a_table_is_printed_and_progress_stays_on_standard_error() -> None:
     result = bench("memory", "--cores", "1", "--rows", "100", "--repeat", "1")
@@ -230,3 +243,18 @@ def test_an_interruption_stops_everything_and_ends_with_130(
     assert "interrupted" in result.stderr
     assert stopped
     assert processes.free_cores == {"n0": 3}
+
+
+def test_flush_tells_for_each_kind_of_state_what_an_epoch_costs() -> None:
+    options = ("--states", "300", "--changed", "200", "--shards", "3", "--rounds", "2")
+    figures = json.loads(bench("flush", *options, "--json").stdout)
+    assert (figures["states"], figures["changed"]) == (300, 200)
+    assert set(figures["kinds"]) == {"int", "bytes", "tuple", "list"}
+    assert all(kind["us_per_state"] > 0 for kind in figures["kinds"].values())
+    assert "set apart" in bench("flush", *options).stdout
+
+
+def test_flush_refuses_to_change_more_states_than_there_are() -> None:
+    result = bench("flush", "--states", "10", "--changed", "11")
+    assert result.exit_code != 0
+    assert "changed states must be 1 to 10; got 11" in str(result.exception) + result.output

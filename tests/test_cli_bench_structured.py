@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from elasticutor.bench import structured
+from elasticutor.bench.figures import Spread
 from elasticutor.bench.live import BenchError
 from elasticutor.bench.structured import (
     Setting,
@@ -39,6 +40,7 @@ from elasticutor.bench.structured_figures import (
     Compared,
     Ran,
     Runs,
+    Small,
     Uniform,
     with_interval,
 )
@@ -160,6 +162,10 @@ def test_all_parts_have_a_figure_for_each_api(stage: StandIn, tmp_path: Path) ->
     for name in (*RIVALS, "elastic"):
         assert found["skewed"][name] == found["skewed"]["by_batch_rows"]["10"][name]
         assert found["skewed"]["by_batch_rows"]["40"][name]["batches"] == 2
+    small = found["small"]
+    assert small["elastic_ms"] == pytest.approx(100 / 400_000 * 1e3, abs=0.1)
+    assert (small["batch_rows"], small["batches"]) == (100, 40)
+    assert found["exchange"] is False
     assert found["uniform_ratio"] == pytest.approx(400 / 410, abs=1e-4)
     assert len(found["uniform_ratio_ci95"]) == 2
     assert len(found["uniform"]["ratios"]) == 3
@@ -182,6 +188,7 @@ def test_ratios_are_against_the_best_rival_and_against_rows_that_pass_through(
 def test_a_part_alone_measures_nothing_else(stage: StandIn, part: str) -> None:
     found = figures("--part", part, *SMALL, *DEAR)
     assert {"count", "skewed", "uniform"} & set(found) == {part}
+    assert ("small" in found) == (part == "count")
     assert ("uniform_ratio" in found) == (part == "uniform")
 
 
@@ -212,6 +219,7 @@ def test_dear_rows_take_the_same_work_in_all_queries(stage: StandIn) -> None:
 def test_without_json_every_part_has_its_figures(stage: StandIn) -> None:
     result = bench(*SMALL, *DEAR)
     assert result.exit_code == 0, result.output
+    assert "batches of 100 rows: " in result.stdout
     for words in ("counts of 20 keys", "passthrough", "40.00", "1 ms of CPU", "3 pairs", "0.976"):
         assert words in result.stdout
     assert "pair 3 of 3" in result.stderr
@@ -387,6 +395,19 @@ def test_batches_other_than_those_written_are_not_compared(tmp_path: Path) -> No
             _require_batches("q", files, rows)
 
 
+def test_our_share_of_a_small_batch_is_taken_by_rounds_over_medians() -> None:
+    def ran(*ms: float) -> Ran:
+        return Ran(tuple(Batch(100, one) for one in ms))
+
+    small = Small(
+        elastic=Runs((ran(230, 240, 900), ran(300))),
+        passthrough=Runs((ran(200, 210, 220), ran(280))),
+        batch_rows=100,
+    )
+    assert small.own_ms == Spread.of([30, 20])
+    assert small.as_dict()["own_ms"] == 25
+
+
 def test_ratios_are_taken_by_rounds_and_pairs() -> None:
     def ran(rows_s: float) -> Ran:
         return Ran((Batch(1000, 1e6 / rows_s),))
@@ -447,5 +468,5 @@ def test_the_figures_can_be_had_without_the_command(tmp_path: Path) -> None:
     assert result.count is not None
     assert (result.skewed, result.uniform) == (None, None)
     assert result.as_dict()["count"]["elastic"]["rows"] == [100, 100]
-    assert stage.clusters == 4  # one for each run of an elastic query, two in each round
+    assert stage.clusters == 6  # one for each run of an elastic query, three in each round
     assert "count: elastic, round 2 of 2" in told

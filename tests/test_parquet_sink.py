@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import fs
-from tests.runtime.sink_rig import LEFT, KilledError, SinkRig, live
+from tests.process.sink_rig import LEFT, KilledError, SinkRig, live
 
 from elasticutor.errors import BadValueError
 from elasticutor.sinks import EpochWriter, ParquetSink, SinkError, SinkRun, Writer, open_sink

@@ -70,7 +70,7 @@ class Ended:
     """One epoch of one run, as it was felt."""
 
     pause_ms: float
-    """How long the executor handed out no tuple, until its tasks had written what was dirty."""
+    """The longest that the end of the epoch kept a task from its tuples."""
     seconds: float
     """From the marker until the epoch was committed."""
     size: int

@@ -228,10 +228,11 @@ class _Rig:
         """One balancing interval; returns the seconds it took."""
         before = self._seconds
         self._now += 0.1
-        labels = [i for i in self._tell(ev.BalanceDue()) if isinstance(i, do.SendLabel)]
+        writes = [i for i in self._tell(ev.BalanceDue()) if isinstance(i, do.WriteShard)]
         seconds = self._seconds - before
-        for label in labels:
-            self._tell(ev.LabelReached(label.task, label.move, 0))
+        for write in writes:
+            self._tell(ev.ShardWritten(write.task, write.move, 0))
+            self._tell(ev.LabelReached(write.task, write.move, 0))
         return seconds
 
     def _answer(self) -> None:

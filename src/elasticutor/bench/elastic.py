@@ -10,7 +10,6 @@ Paradigms that are to be compared run in turn, seed by seed, with the same tuple
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from elasticutor.bench.figures import Spread
-from elasticutor.bench.later import Later
 from elasticutor.bench.live import BenchError, Machine, Progress, notes, silent, spread_as_dict
 from elasticutor.bench.record import NotingSink, NotingSource, Recording
 from elasticutor.bench.shuffle import Outputs
@@ -29,14 +27,15 @@ from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.scheduler import SchedulerConfig
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.cluster import BaseCluster
-from elasticutor.runtime.ledger import Moment
 from elasticutor.runtime.run import Run
-from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator, Source
 from elasticutor.topology import Topology
 
-_BIN_S = 0.1
-_CALM_BINS = 3
+BIN_S = 0.1
+"""Timelines have a moment for each of these."""
+_MORE_S = 1.0
+"""How much longer than it is measured a stream with a rate is."""
+_PATIENCE_S = 60.0
 _CREDIT_BYTES = 16 * 1024
 """A tuple has 24 bytes here and takes a millisecond: the usual 64 KB would be seconds of work."""
 
@@ -93,6 +92,7 @@ class ElasticRun:
     latency_mean_ms: float
     latency_p50_ms: float
     latency_p99_ms: float
+    """Of all rows due after the warm-up, shuffles included."""
     behind_s: float
     """How far the source was behind its schedule at the end."""
     recoveries_s: tuple[float, ...]
@@ -103,6 +103,9 @@ class ElasticRun:
     quick_changes: int
     """Those of them that had changed less than a cool-down before."""
     timeline: tuple[dict[str, float], ...]
+    worst_second_p50_ms: float | None = None
+    """The median of the second with the largest one, by due times."""
+    worst_second_p99_ms: float | None = None
     surge_s: float | None = None
     """From the surge until its backlog was gone; infinite if it never was."""
 
@@ -122,6 +125,8 @@ class ElasticRun:
             "latency_mean_ms": round(self.latency_mean_ms, 3),
             "latency_p50_ms": round(self.latency_p50_ms, 3),
             "latency_p99_ms": round(self.latency_p99_ms, 3),
+            "worst_second_p50_ms": self.worst_second_p50_ms,
+            "worst_second_p99_ms": self.worst_second_p99_ms,
             "recovery_s": _median(self.recoveries_s),
             "recoveries_s": [round(seconds, 3) for seconds in self.recoveries_s],
             "sync_ms_p50": _median(self.sync_ms),
@@ -221,11 +226,12 @@ def bench_elastic(
         for paradigm in turn:
             progress(f"{paradigm}, seed {seed}")
             machine.glance()
-            runs.append(_run(cluster, setting, paradigm, seed))
+            runs.append(run_once(cluster, setting, paradigm, seed))
     return ElasticBench(setting, tuple(runs), machine)
 
 
-def _run(cluster: BaseCluster, setting: Setting, paradigm: Paradigm, seed: int) -> ElasticRun:
+def run_once(cluster: BaseCluster, setting: Setting, paradigm: Paradigm, seed: int) -> ElasticRun:
+    """Run one paradigm once."""
     total_s = setting.warm_up_s + setting.seconds
     rate = None if setting.load is None else setting.load * setting.ideal
     with notes() as folder:
@@ -236,27 +242,39 @@ def _run(cluster: BaseCluster, setting: Setting, paradigm: Paradigm, seed: int) 
             omega=setting.omega,
             payload=0,
             seed=seed,
-            seconds=None if rate is None else total_s + 5,
+            seconds=None if rate is None else total_s + _MORE_S,
         )
         most_rows = max(8, int(setting.ideal * setting.tick_s))
         source = NotingSource(generator, folder, setting.tick_s if rate else 0.0, most_rows)
-        topology = _topology(setting, [source], NotingSink(folder))
-        run = _submit(cluster, topology, setting, paradigm)
+        topology = topology_of(setting, [source], NotingSink(folder))
+        run = submit(cluster, topology, setting, paradigm)
         with run:
             behind = _watch(run, setting)
             metrics = run.metrics()
-            run.stop(60 + setting.seconds)
+            if rate is None:
+                run.stop(_PATIENCE_S + setting.seconds)
+            else:
+                _await_end(run, _PATIENCE_S + 2 * total_s)
         recording = Recording.load(folder)
-    latency = metrics.latency
-    syncs, migrations = _moves(run)
-    changes, quick = _core_changes(run)
+    mean_ms, p50_ms, p99_ms = (
+        metrics.latency.mean_s * 1e3,
+        metrics.latency.percentile_s(50) * 1e3,
+        metrics.latency.percentile_s(99) * 1e3,
+    )
+    worst: tuple[float | None, float | None] = (None, None)
+    if rate is not None:  # every row says when it was due, and counts, however late it came
+        latency = recording.latency(setting.warm_up_s, total_s)
+        mean_ms, p50_ms, p99_ms = latency.mean_ms, latency.p50_ms, latency.p99_ms
+        worst = (latency.worst_p50_ms, latency.worst_p99_ms)
+    syncs, migrations = moves_of(run)
+    changes, quick = core_changes_of(run)
     return ElasticRun(
         paradigm,
         seed,
         _throughput(recording, setting),
-        latency.mean_s * 1e3,
-        latency.percentile_s(50) * 1e3,
-        latency.percentile_s(99) * 1e3,
+        mean_ms,
+        p50_ms,
+        p99_ms,
         behind if rate else 0.0,
         tuple(_recoveries(recording, setting, rate)),
         syncs,
@@ -264,10 +282,12 @@ def _run(cluster: BaseCluster, setting: Setting, paradigm: Paradigm, seed: int) 
         changes,
         quick,
         tuple(_timeline(recording, setting)),
+        *worst,
     )
 
 
-def _topology(setting: Setting, sources: Sequence[Source], sink: Any) -> Topology:
+def topology_of(setting: Setting, sources: Sequence[Source], sink: Any) -> Topology:
+    """The job: one operator on emulated cores, behind its sources."""
     topology = Topology("elastic")
     streams = [topology.source(f"tuples-{n}", source) for n, source in enumerate(sources)]
     worked = topology.operator(
@@ -283,7 +303,8 @@ def _topology(setting: Setting, sources: Sequence[Source], sink: Any) -> Topolog
     return topology
 
 
-def _submit(cluster: BaseCluster, topology: Topology, setting: Setting, paradigm: Paradigm) -> Run:
+def submit(cluster: BaseCluster, topology: Topology, setting: Setting, paradigm: Paradigm) -> Run:
+    """Start a job as a paradigm."""
     return cluster.submit(
         topology,
         paradigm=paradigm,
@@ -295,18 +316,32 @@ def _submit(cluster: BaseCluster, topology: Topology, setting: Setting, paradigm
 
 def _watch(run: Run, setting: Setting) -> float:
     """Let it run, count from the end of the warm-up; returns how far it is behind at the end."""
-    _wait(run, setting.warm_up_s)
+    wait(run, setting.warm_up_s)
     run.reset_metrics()
-    _wait(run, setting.seconds)
+    wait(run, setting.seconds)
     return run.metrics().behind_s
 
 
-def _wait(run: Run, seconds: float) -> None:
+def wait(run: Run, seconds: float) -> None:
+    """Let a run go on for so long.
+
+    Raises:
+        BenchError: It ended.
+    """
     try:
         run.wait(seconds)
     except TimeoutError:
         return
     raise BenchError("run", f"last for {seconds:g} s more", run.phase)
+
+
+def _await_end(run: Run, patience_s: float) -> None:
+    """Until the last tuple is done, so that those that are late count, too."""
+    try:
+        run.wait(patience_s)
+    except TimeoutError as error:
+        hint = "give it less load, or a machine with less other work"
+        raise BenchError("run", f"end within {patience_s:g} s more", run.phase, hint) from error
 
 
 def _throughput(recording: Recording, setting: Setting) -> float:
@@ -327,7 +362,7 @@ def _recoveries(recording: Recording, setting: Setting, rate: float | None) -> I
             yield outputs.recovery(number * every_s).seconds
 
 
-def _moves(run: Run) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def moves_of(run: Run) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """How long shards were held, and how long of that their state was on its way elsewhere."""
     events = [*run.events("shard moved"), *run.events("shards repartitioned")]
     remote = [event for event in events if event["remote"]]
@@ -337,7 +372,7 @@ def _moves(run: Run) -> tuple[tuple[float, ...], tuple[float, ...]]:
     )
 
 
-def _core_changes(run: Run) -> tuple[int, int]:
+def core_changes_of(run: Run) -> tuple[int, int]:
     """How often an executor's cores were changed, and how often again within a cool-down."""
     cooldown_s = SchedulerConfig().cooldown_s
     last: dict[str, float] = {}
@@ -356,10 +391,10 @@ def _timeline(recording: Recording, setting: Setting) -> Iterator[dict[str, floa
     order = np.argsort(arrived, kind="stable")
     arrived, latency = arrived[order], latency[order]
     last = setting.warm_up_s + setting.seconds
-    for start in np.arange(0.0, last, _BIN_S):
-        first, end = np.searchsorted(arrived, (start, start + _BIN_S))
+    for start in np.arange(0.0, last, BIN_S):
+        first, end = np.searchsorted(arrived, (start, start + BIN_S))
         ages = latency[first:end] * 1e3
-        moment = {"time": round(float(start), 1), "throughput": round((end - first) / _BIN_S, 1)}
+        moment = {"time": round(float(start), 1), "throughput": round((end - first) / BIN_S, 1)}
         if setting.load is not None and len(ages):
             moment["latency_p50_ms"] = round(float(np.percentile(ages, 50)), 2)
             moment["latency_p99_ms"] = round(float(np.percentile(ages, 99)), 2)
@@ -376,121 +411,3 @@ def _with_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
     drawn = np.random.default_rng(0).choice(found, (2000, len(found)))
     low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
     return float(np.median(found)), float(low), float(high)
-
-
-# A surge ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Surge:
-    """The load of the operator, in cores' worth: before, and from some time on."""
-
-    before: float
-    after: float
-    at_s: float = 10.0
-
-
-def bench_surge(
-    cluster: BaseCluster,
-    setting: Setting,
-    surge: Surge,
-    paradigm: Paradigm,
-    *,
-    seeds: Sequence[int] = (1,),
-    progress: Progress = silent,
-) -> ElasticBench:
-    """Let the load of an operator rise at once, and see how long its backlog lasts.
-
-    The operator starts with one core for each executor.
-    """
-    machine = Machine()
-    runs = []
-    for seed in seeds:
-        progress(f"{paradigm}: {surge.before:g} to {surge.after:g} cores' worth, seed {seed}")
-        machine.glance()
-        runs.append(_surge(cluster, setting, surge, paradigm, seed))
-    return ElasticBench(setting, tuple(runs), machine)
-
-
-def _surge(
-    cluster: BaseCluster, setting: Setting, surge: Surge, paradigm: Paradigm, seed: int
-) -> ElasticRun:
-    base = Generator(
-        rate=surge.before / setting.cost_s,
-        zipf=setting.zipf,
-        keys=setting.keys,
-        payload=0,
-        seed=seed,
-    )
-    more = replace(base, rate=(surge.after - surge.before) / setting.cost_s)
-    few = replace(setting, nodes=1, cores=setting.executors)  # one core each to begin with
-    topology = _topology(few, [base, Later(more, surge.at_s)], NoSink())
-    with _submit(cluster, topology, setting, paradigm) as run:
-        started = time.time()
-        _wait(run, surge.at_s + setting.seconds)
-        metrics, timeline = run.metrics(), run.timeline()
-        run.cancel()
-    gone = _backlog_gone_s(timeline, started, surge, setting.cost_s)
-    syncs, migrations = _moves(run)
-    changes, quick = _core_changes(run)
-    rows = sum(m.rows for m in timeline if m.time > started + surge.at_s)
-    latency = metrics.latency
-    return ElasticRun(
-        paradigm,
-        seed,
-        rows / setting.seconds,
-        latency.mean_s * 1e3,
-        latency.percentile_s(50) * 1e3,
-        latency.percentile_s(99) * 1e3,
-        metrics.behind_s,
-        (),
-        syncs,
-        migrations,
-        changes,
-        quick,
-        tuple(_moments(timeline, started)),
-        surge_s=gone,
-    )
-
-
-def _backlog_gone_s(
-    timeline: Sequence[Moment], started: float, surge: Surge, cost_s: float
-) -> float:
-    """From the surge until no more waits than falls due in a tenth of a second; infinite if never.
-
-    What waits is what was due by a time and is not with the sink then; it has to be so for three
-    intervals in a row.
-
-    Example:
-        >>> outs = [10, 10, 10, 0, 30, 150, 150, 110, 80]  # of tenths of a second; 80 fall due
-        >>> moments = [Moment(k / 10, 0.1, rows, 1, 1) for k, rows in enumerate(outs, start=1)]
-        >>> _backlog_gone_s(moments, 0.0, Surge(1.0, 8.0, at_s=0.3), cost_s=0.01)
-        0.3
-    """
-    done, gone, calm = 0, 0.0, 0
-    for moment in timeline:
-        done += moment.rows
-        since = moment.time - started - surge.at_s
-        if since <= 0:
-            continue
-        more = (surge.after - surge.before) * since
-        due = (surge.before * (moment.time - started) + more) / cost_s
-        if due - done > _BIN_S * surge.after / cost_s:
-            gone, calm = math.inf, 0
-            continue
-        calm += 1
-        if calm == 1 and gone:
-            gone = since
-        if calm == _CALM_BINS and gone:
-            break
-    return round(gone, 3)
-
-
-def _moments(timeline: Sequence[Moment], started: float) -> Iterator[dict[str, float]]:
-    for moment in timeline:
-        yield {
-            "time": round(moment.time - started, 2),
-            "throughput": round(moment.rows / moment.seconds, 1),
-            "latency_p50_ms": round(moment.p50_ms, 2),
-            "latency_p99_ms": round(moment.p99_ms, 2),
-        }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ import pyarrow as pa
 from elasticutor.errors import BadValueError
 from elasticutor.sinks import Sink, Writer
 from elasticutor.sources import Offer, Reader, Source
+
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 _BEGAN, _ARRIVED = "began", "arrived.npz"
 
@@ -57,6 +59,47 @@ class Recording:
     def arrived_s(self) -> npt.NDArray[np.float64]:
         """When each row was with the sink, in seconds after the beginning."""
         return np.repeat(self.arrivals, self.rows)
+
+    def latency(self, start_s: float, end_s: float) -> Latency:
+        """Of the rows that were due between two times."""
+        return Latency.of(self.due_s, self.arrived_s, start_s, end_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How old the rows of a while were at the sink, in milliseconds, whenever they came there."""
+
+    mean_ms: float
+    p50_ms: float
+    p99_ms: float
+    worst_p50_ms: float
+    """The median of the second, counted by due times, with the largest one."""
+    worst_p99_ms: float
+    """The same with the 99th percentile."""
+
+    @classmethod
+    def of(cls, due_s: Floats, arrived_s: Floats, start_s: float, end_s: float) -> Latency:
+        """Of the rows that were due between two times.
+
+        Example:
+            >>> due = np.array([0.0, 1.2, 1.4, 2.1])
+            >>> Latency.of(due, due + np.array([9.0, 0.001, 0.003, 0.05]), 1.0, 3.0).worst_p50_ms
+            50.0
+        """
+        inside = (due_s >= start_s) & (due_s < end_s)
+        if not inside.any():
+            raise BadValueError("rows", f"be due between {start_s:g} and {end_s:g} s", 0)
+        late_ms, due = (arrived_s - due_s)[inside] * 1e3, due_s[inside] - start_s
+        order = np.argsort(due, kind="stable")
+        edges = np.searchsorted(due[order], np.arange(1.0, end_s - start_s))
+        seconds = [second for second in np.split(late_ms[order], edges) if len(second)]
+        figures = (
+            late_ms.mean(),
+            *np.percentile(late_ms, (50, 99)),
+            max(np.percentile(second, 50) for second in seconds),
+            max(np.percentile(second, 99) for second in seconds),
+        )
+        return cls(*(round(float(figure), 3) for figure in figures))
 
 
 class NotingSource(Source):

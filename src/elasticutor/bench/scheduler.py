@@ -177,7 +177,6 @@ class _Cluster:
             core_seconds=cores * _INTERVAL_S,
             rows_arrived=arrived,
             bytes_arrived=arrived * _ROW_BYTES,
-            rows_offered=float(arrived),
             rows_processed=done,
             rows_out=done,
             useful_s=done / _SERVICE_RATE,

@@ -37,6 +37,7 @@ from elasticutor.bench.structured_figures import (
     Compared,
     Ran,
     Runs,
+    Small,
     Uniform,
 )
 from elasticutor.bench.structured_work import Burning, Count, CountAndWork, CountBatches
@@ -69,6 +70,11 @@ class Setting:
     """Bytes that are carried along in every row, and that nobody looks at."""
     seconds: float = 20.0
     """How long a query may count before it is ended."""
+    small_batch_rows: int = 100
+    """Of batches that show what a batch costs whatever is in it."""
+    small_batches: int = 40
+    exchange: bool = False
+    """Whether an exchange follows the elastic operator."""
     dear_rows: int = 80_000
     """Of those that take CPU time; every query sees all of them."""
     dear_batch_rows: tuple[int, ...] = (10_000, 40_000)
@@ -91,7 +97,8 @@ class Setting:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("rows", "batch_rows", "keys", "dear_rows", "cores", "repeat", "pairs"):
+        counts = ("rows", "batch_rows", "keys", "dear_rows", "cores", "repeat", "pairs")
+        for name in (*counts, "small_batch_rows", "small_batches"):
             if getattr(self, name) < 1:
                 raise BadValueError(name, "be at least 1", getattr(self, name))
         if not self.dear_batch_rows:
@@ -113,6 +120,7 @@ class Setting:
             "slots": self.slots,
             "rounds": self.repeat,
             "answers": self.answers,
+            "exchange": self.exchange,
             "sink": "noop",
             "state_store": "RocksDB",
         }
@@ -152,6 +160,8 @@ class StructuredBench:
 
     setting: Setting
     count: Compared | None
+    small: Small | None
+    """With the counts."""
     skewed: tuple[Compared, ...] | None
     """By size of the batches."""
     uniform: Uniform | None
@@ -164,6 +174,8 @@ class StructuredBench:
         if self.count is not None:
             more = {"keys": setting.keys, "zipf": setting.zipf, "payload": setting.payload}
             found["count"] = {**self.count.as_dict(), **more}
+        if self.small is not None:
+            found["small"] = self.small.as_dict()
         if self.skewed is not None:
             # The smallest batches' figures on top, and all of them by their size.
             found["skewed"] = {
@@ -202,9 +214,10 @@ def bench_structured(
     """
     machine = Machine()
     machine.glance()
-    counted = dear = still = None
+    counted = few = dear = still = None
     if count:
         counted = _count(stage, folder, setting, machine, progress)
+        few = _small(stage, folder, setting, machine, progress)
     if skewed:
         dear = tuple(
             _skewed(stage, folder, setting, rows, machine, progress)
@@ -212,7 +225,7 @@ def bench_structured(
         )
     if uniform:
         still = _uniform(stage, folder, setting, machine, progress)
-    return StructuredBench(setting, counted, dear, still, machine)
+    return StructuredBench(setting, counted, few, dear, still, machine)
 
 
 def _count(
@@ -229,6 +242,27 @@ def _count(
     stage.run(PASSTHROUGH, files, most_s=setting.seconds)
     runs = _rounds(stage, COUNTED, setting.repeat, run, "count", machine, progress)
     return Compared(runs, files.batch_rows)
+
+
+def _small(
+    stage: Stage, folder: Path, setting: Setting, machine: Machine, progress: Progress
+) -> Small:
+    rows = setting.small_batch_rows
+    files = write_files(
+        folder / "small",
+        Generator(keys=setting.keys, zipf=setting.zipf, payload=0, seed=setting.seed),
+        rows=rows * setting.small_batches,
+        batch_rows=rows,
+        warm_up_rows=rows,
+    )
+
+    def run(name: str, cluster: Any) -> Ran:
+        operator = Count() if name == ELASTIC else None
+        return stage.run(name, files, operator, cluster=cluster, most_s=setting.seconds)
+
+    names, what = (PASSTHROUGH, ELASTIC), f"batches of {files.batch_rows}"
+    runs = _rounds(stage, names, setting.repeat, run, what, machine, progress)
+    return Small(runs[ELASTIC], runs[PASSTHROUGH], files.batch_rows)
 
 
 def _skewed(
@@ -424,7 +458,9 @@ class _SparkStage:
         if name == PASSTHROUGH:
             query = rivals.passthrough(frame)
         elif isinstance(operator, Operator):
-            query = rivals.elastic_frame(frame, operator, cluster=cluster, balance=balance)
+            query = rivals.elastic_frame(
+                frame, operator, cluster=cluster, balance=balance, exchange=self._setting.exchange
+            )
         else:
             query = rivals.RIVALS[name](frame, operator, each=self._setting.answers == "row")
             mode = "update"

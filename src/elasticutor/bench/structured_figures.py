@@ -53,6 +53,11 @@ class Ran:
         """
         return self.rows / sum(batch.ms for batch in self.batches) * 1e3
 
+    @property
+    def batch_ms(self) -> float:
+        """What a batch takes, as a median."""
+        return float(np.median([batch.ms for batch in self.batches]))
+
 
 @dataclass(frozen=True, slots=True)
 class Runs:
@@ -122,6 +127,36 @@ class Compared:
             **self.ratios(),
             "batch_rows": self.batch_rows,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Small:
+    """Batches with few rows: what a batch costs whatever is in it."""
+
+    elastic: Runs
+    passthrough: Runs
+    batch_rows: int
+
+    @property
+    def own_ms(self) -> Spread:
+        """Our share of a batch: what it takes beyond one that only passes through, by rounds."""
+        pairs = zip(self.elastic.runs, self.passthrough.runs, strict=True)
+        return Spread.of([ours.batch_ms - theirs.batch_ms for ours, theirs in pairs])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for `--json`."""
+        both = {ELASTIC: self.elastic, PASSTHROUGH: self.passthrough}
+        found: dict[str, Any] = {}
+        for name, runs in both.items():
+            taken = Spread.of([run.batch_ms for run in runs.runs])
+            found.update(spread_as_dict(f"{name}_ms", _rounded(taken)))
+        found.update(spread_as_dict("own_ms", _rounded(self.own_ms)))
+        batches = sum(len(run.batches) for run in self.elastic.runs)
+        return {**found, "batch_rows": self.batch_rows, "batches": batches}
+
+
+def _rounded(spread: Spread) -> Spread:
+    return Spread(round(spread.median, 1), round(spread.low, 1), round(spread.high, 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 The cores are emulated: a task sleeps for the time that its tuples take, once per chunk. Tuples come
 as fast as they are taken. What counts is the throughput as a share of what so many cores could do
 if nothing but the operator took any time. Chunks are larger than by default, since hundreds of
-wake-ups a second for each of many cores are more than a machine of two can give.
+wake-ups a second for each of many cores are more than a machine of two can give. With chunks as
+small as a tuple (`--chunk-ms 1`), how many of them an executor hands out in a second is the figure.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ from elasticutor.bench.figures import Spread
 from elasticutor.bench.live import (
     Machine,
     Progress,
+    notes,
     rate_between,
     silent,
     spread_as_dict,
     watch,
 )
+from elasticutor.bench.record import NotingSink, NotingSource, Recording
 from elasticutor.bench.work import Emulate
 from elasticutor.core.config import ExecutorConfig
 from elasticutor.runtime.cluster import BaseCluster
-from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology
+
+_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class WidthBench:
 
     share_of_ideal: Spread
     rows_s: Spread
+    chunks_s: Spread
+    """Chunks per second of all tasks together, by what they put out: each one message."""
     ideal_rows_s: float
     """Cores over cost."""
     cores: int
@@ -51,6 +57,7 @@ class WidthBench:
         return {
             **spread_as_dict("share_of_ideal", self.share_of_ideal),
             **spread_as_dict("rows_s", self.rows_s),
+            **spread_as_dict("chunks_s", self.chunks_s),
             "ideal_rows_s": round(self.ideal_rows_s, 3),
             "emulated_cores": self.cores,
             "cost_ms": self.cost_ms,
@@ -92,24 +99,44 @@ def bench_width(
     ideal = cores / (cost_ms / 1e3)
     machine = Machine()
     rates: list[float] = []
+    chunks: list[float] = []
     moves = 0
     for number in range(repeat):
         progress(f"{cores} emulated cores, run {number + 1} of {repeat}")
         machine.glance()
-        topology = Topology("width")
-        stream = topology.source("tuples", Generator(rate=None, zipf=zipf, seed=number))
-        counted = topology.operator("work", operator, stream, key="key", cores=cores)
-        topology.sink("out", NoSink(), counted)
-        with cluster.submit(topology, config=config) as run:
-            watch(run, warm_up_s)
-            started = time.time()
-            watch(run, seconds)
-            rates.append(rate_between(run.timeline(), started, time.time()))
-            moves += len(run.events("shard moved"))
-            run.cancel()
+        source = Generator(rate=None, zipf=zipf, seed=number)
+        with notes() as folder:
+            topology = Topology("width")
+            most_rows = max(64, int(ideal * config.chunk_s))  # so that little is left to drain
+            noting = NotingSource(source, folder, most_rows=most_rows)
+            stream = topology.source("tuples", noting)
+            counted = topology.operator("work", operator, stream, key="key", cores=cores)
+            topology.sink("out", NotingSink(folder), counted)
+            with cluster.submit(topology, config=config) as run:
+                watch(run, warm_up_s)
+                started = time.time()
+                watch(run, seconds)
+                ended = time.time()
+                rates.append(rate_between(run.timeline(), started, ended))
+                moves += len(run.events("shard moved"))
+                run.stop(_PATIENCE_S)
+            recording = Recording.load(folder)
+        arrived = recording.began + recording.arrivals
+        inside = (arrived >= started) & (arrived < ended)
+        chunks.append(float(inside.sum()) / (ended - started))
     shares = Spread.of([rate / ideal for rate in rates])
     return WidthBench(
-        shares, Spread.of(rates), ideal, cores, cost_ms, chunk_ms, zipf, moves, seconds, machine
+        shares,
+        Spread.of(rates),
+        Spread.of(chunks),
+        ideal,
+        cores,
+        cost_ms,
+        chunk_ms,
+        zipf,
+        moves,
+        seconds,
+        machine,
     )
 
 

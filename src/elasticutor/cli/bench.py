@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeAlias
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -13,52 +11,43 @@ from elasticutor.bench.core import WORKLOADS, Workload, bench_core
 from elasticutor.bench.figures import Spread
 from elasticutor.cli import (
     bench_checkpoint,
+    bench_driver,
     bench_elastic,
+    bench_flush,
+    bench_latency,
     bench_moves,
+    bench_path,
     bench_scheduler,
     bench_structured,
 )
-from elasticutor.cli.output import err, note, out, print_json
-
-if TYPE_CHECKING:  # what runs live is imported by the commands that need it: it takes a second
-    from elasticutor.bench.live import Machine
-    from elasticutor.runtime.cluster import BaseCluster
+from elasticutor.cli.bench_live import (
+    ChunkMs,
+    Cores,
+    CostMs,
+    Emulated,
+    Json,
+    Load,
+    Repeat,
+    Seconds,
+    WarmUp,
+    Zipf,
+    cells,
+    live,
+    new_table,
+    print_result,
+)
+from elasticutor.cli.output import out, print_json
 
 app = typer.Typer(help="Measure; figures as a table, or with --json.", no_args_is_help=True)
+bench_flush.register(app)
 bench_moves.register(app)
+bench_latency.register(app)
+bench_path.register(app)
 bench_elastic.register(app)
 bench_scheduler.register(app)
+bench_driver.register(app)
 bench_checkpoint.register(app)
 bench_structured.register(app)
-
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
-Repeat: TypeAlias = Annotated[
-    int, typer.Option(min=1, help="How often; figures are medians of these.")
-]
-Cores: TypeAlias = Annotated[int, typer.Option(min=1, help="Cores of the executor: its tasks.")]
-Emulated: TypeAlias = Annotated[
-    int, typer.Option(min=1, help="Cores of the executor, which sleep instead of working.")
-]
-CostMs: TypeAlias = Annotated[float, typer.Option(min=0.001, help="What a tuple takes, in ms.")]
-ChunkMs: TypeAlias = Annotated[
-    float, typer.Option(min=0.1, help="Work that a task is handed at once, in ms.")
-]
-Load: TypeAlias = Annotated[
-    float, typer.Option(min=0.01, max=0.99, help="Offered rate, as a share of the possible.")
-]
-Zipf: TypeAlias = Annotated[float, typer.Option(min=0, help="Skew of the keys.")]
-Seconds: TypeAlias = Annotated[float, typer.Option(min=1, help="How long to measure each time.")]
-WarmUp: TypeAlias = Annotated[
-    float, typer.Option("--warm-up", min=0, help="Seconds before that, which do not count.")
-]
-
-
-class _Result(Protocol):
-    """What a live benchmark returns."""
-
-    @property
-    def machine(self) -> Machine: ...
-    def as_dict(self) -> dict[str, Any]: ...
 
 
 @app.callback()
@@ -112,64 +101,6 @@ def core(
     )
 
 
-@app.command("throughput")
-def throughput(
-    rows: Annotated[int, typer.Option(min=1, help="Tuples of each run.")] = 1_000_000,
-    cores: Cores = 2,
-    repeat: Repeat = 5,
-    keys: Annotated[int, typer.Option(min=1, help="How many keys there are.")] = 10_000,
-    zipf: Zipf = 0.5,
-    as_json: Json = False,
-) -> None:
-    """Rows per second from source to sink on a local Spark: per record, and vectorised."""
-    from elasticutor.bench.throughput import bench_throughput
-
-    with _live(cores) as (cluster, say):
-        result = bench_throughput(
-            cluster, rows=rows, cores=cores, repeat=repeat, keys=keys, zipf=zipf, progress=say
-        )
-    title = f"throughput: {rows:,} tuples of {keys:,} keys, {cores} tasks"
-    table = _table(title, "operator", "rows per second", "p10 – p90")
-    table.add_row("per record", *_cells(result.per_record, ",.0f"))
-    table.add_row("vectorised", *_cells(result.vectorised, ",.0f"))
-    _print(result, table, as_json)
-
-
-@app.command("latency")
-def latency(
-    cost_ms: CostMs = 1.0,
-    load: Load = 0.6,
-    cores: Cores = 2,
-    seconds: Seconds = 20.0,
-    warm_up: WarmUp = 5.0,
-    repeat: Repeat = 3,
-    as_json: Json = False,
-) -> None:
-    """How old tuples are when their outputs are with the sink; each burns real CPU time."""
-    from elasticutor.bench.latency import bench_latency
-
-    with _live(cores) as (cluster, say):
-        result = bench_latency(
-            cluster,
-            cost_ms=cost_ms,
-            load=load,
-            cores=cores,
-            seconds=seconds,
-            warm_up_s=warm_up,
-            repeat=repeat,
-            progress=say,
-        )
-    title = f"latency: {cost_ms:g} ms of CPU per tuple, {cores} tasks at {load:.0%}"
-    table = _table(title, "figure", "median", "p10 – p90")
-    for name, spread in result.percentiles_ms.items():
-        table.add_row(f"{name.removesuffix('_ms')}, ms", *_cells(spread, ".2f"))
-    table.add_row(
-        f"rows per second, of {result.offered_rows_s:,.0f}", *_cells(result.rows_s, ",.0f")
-    )
-    table.add_row("source behind at worst, s", f"{result.behind_s:.3f}", "")
-    _print(result, table, as_json)
-
-
 @app.command("width")
 def width(
     cores: Emulated = 16,
@@ -184,7 +115,7 @@ def width(
     """How near to ideal the throughput of one executor with many emulated cores is."""
     from elasticutor.bench.width import bench_width
 
-    with _live(cores) as (cluster, say):
+    with live(cores) as (cluster, say):
         result = bench_width(
             cluster,
             cores=cores,
@@ -197,10 +128,11 @@ def width(
             progress=say,
         )
     title = f"width: {cores} emulated cores, {cost_ms:g} ms per tuple"
-    table = _table(title, "figure", "median", "p10 – p90")
-    table.add_row("share of ideal", *_cells(result.share_of_ideal, ".1%"))
-    table.add_row(f"rows per second, of {result.ideal_rows_s:,.0f}", *_cells(result.rows_s, ",.0f"))
-    _print(result, table, as_json)
+    table = new_table(title, "figure", "median", "p10 – p90")
+    table.add_row("share of ideal", *cells(result.share_of_ideal, ".1%"))
+    table.add_row(f"rows per second, of {result.ideal_rows_s:,.0f}", *cells(result.rows_s, ",.0f"))
+    table.add_row("chunks per second, in all", *cells(result.chunks_s, ",.0f"))
+    print_result(result, table, as_json)
 
 
 @app.command("shuffle")
@@ -218,7 +150,7 @@ def shuffle(
     """How soon an executor has recovered when the frequencies of its keys are shuffled."""
     from elasticutor.bench.shuffle import bench_shuffle
 
-    with _live(cores) as (cluster, say):
+    with live(cores) as (cluster, say):
         result = bench_shuffle(
             cluster,
             cores=cores,
@@ -232,7 +164,7 @@ def shuffle(
             progress=say,
         )
     title = f"{len(result.recoveries)} shuffles: {cores} emulated cores at {load:.0%}"
-    table = _table(title, "figure", "median", "p10 – p90")
+    table = new_table(title, "figure", "median", "p10 – p90")
     found = result.recoveries
     for name, values, form in (
         ("recovered after, s", [one.seconds for one in found], ".2f"),
@@ -240,12 +172,12 @@ def shuffle(
         ("latency recovered after, s", [one.latency_s for one in found], ".2f"),
         ("p99 latency at worst, ms", [one.worst_ms for one in found], ".0f"),
     ):
-        table.add_row(name, *_cells(Spread.of(values), form))
-    table.add_row("p99 latency when steady, ms", *_cells(result.steady_ms, ".0f"))
+        table.add_row(name, *cells(Spread.of(values), form))
+    table.add_row("p99 latency when steady, ms", *cells(result.steady_ms, ".0f"))
     table.add_row("not recovered before the next", str(result.unrecovered), "")
     table.add_row("not steady before the shuffle", str(result.unsettled), "")
     table.add_row("shards moved", f"{result.moves:,}", "")
-    _print(result, table, as_json)
+    print_result(result, table, as_json)
 
 
 @app.command("memory")
@@ -258,53 +190,11 @@ def memory(
     """What the processes of a run weigh when they have nothing to do."""
     from elasticutor.bench.memory import bench_memory
 
-    with _live(cores) as (cluster, say):
+    with live(cores) as (cluster, say):
         result = bench_memory(cluster, cores=cores, rows=rows, repeat=repeat, progress=say)
     title = f"memory of idle processes, MB: {cores} tasks"
-    table = _table(title, "process", "resident", "share of it (PSS)", "its own (USS)")
+    table = new_table(title, "process", "resident", "share of it (PSS)", "its own (USS)")
     for kind, weight in result.kinds.items():
         numbers = (weight.rss_mb, weight.pss_mb, weight.uss_mb)
         table.add_row(kind, *(f"{number:.1f}" for number in numbers))
-    _print(result, table, as_json)
-
-
-@contextmanager
-def _live(cores: int) -> Iterator[tuple[BaseCluster, Callable[[str], None]]]:
-    """A cluster with so many cores on a local Spark, and a way to say what is being done."""
-    from elasticutor.bench.live import spark_cluster
-
-    status = err.status("starting Spark")
-
-    def say(what: str) -> None:
-        if err.is_terminal:
-            status.update(what)
-        else:
-            note(what)
-
-    try:
-        with status, spark_cluster(cores) as cluster:
-            yield cluster, say
-            status.update("stopping")
-    except KeyboardInterrupt:
-        note("interrupted; everything that was started has been stopped")
-        raise typer.Exit(130) from None
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(*columns, title=title)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    return table
-
-
-def _cells(spread: Spread, form: str) -> tuple[str, str]:
-    return f"{spread.median:{form}}", f"{spread.low:{form}} – {spread.high:{form}}"
-
-
-def _print(result: _Result, table: Table, as_json: bool) -> None:
-    if as_json:
-        print_json(result.as_dict())
-        return
-    out.print(table)
-    reference = result.machine.reference_us
-    out.print(f"sum(range(1000)) meanwhile took {reference.median:.1f} µs")
+    print_result(result, table, as_json)

@@ -11,7 +11,8 @@ from rich.table import Table
 from elasticutor.cli.output import note, out, print_json
 
 if TYPE_CHECKING:
-    from elasticutor.bench.elastic import ElasticBench, Surge
+    from elasticutor.bench.elastic import ElasticBench
+    from elasticutor.bench.surge import Surge
     from elasticutor.core.paradigm import Paradigm
 
 _INTERRUPTED = 130
@@ -66,8 +67,9 @@ def elastic(
     The cores are emulated: a task sleeps for the time that its tuples take. With --surge the
     operator starts with one core per executor, and the figure is when its backlog is gone.
     """
-    from elasticutor.bench.elastic import Setting, bench_elastic, bench_surge
+    from elasticutor.bench.elastic import Setting, bench_elastic
     from elasticutor.bench.live import spark_cluster
+    from elasticutor.bench.surge import bench_surge
 
     paradigms = _paradigms(paradigm)
     cost_s = _cost(cost)
@@ -147,7 +149,7 @@ def _load(rate: str, load: float, ideal: float) -> float | None:
 
 
 def _surge(given: str) -> Surge:
-    from elasticutor.bench.elastic import Surge
+    from elasticutor.bench.surge import Surge
 
     try:
         before, after = map(float, given.split(":"))

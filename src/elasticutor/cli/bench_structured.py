@@ -74,6 +74,9 @@ def structured(
         Answers,
         typer.Option(help="What Spark's own APIs answer: each row as elastic() does, or each key."),
     ] = Answers.ROW,
+    exchange: Annotated[
+        bool, typer.Option("--exchange", help="Let an exchange follow the elastic operator.")
+    ] = False,
     folder: Annotated[
         Path | None,
         typer.Option(help="For files and checkpoints.", show_default="temporary files"),
@@ -82,7 +85,8 @@ def structured(
 ) -> None:
     """How elastic() compares with Spark's own APIs for state per key, on the same rows.
 
-    Count: counts per key, with rows that only pass through beside them. Skewed: rows that take CPU
+    Count: counts per key, with rows that only pass through beside them, and elastic()'s own share
+    of a batch with few rows. Skewed: rows that take CPU
     time, with keys whose frequencies change. Uniform: pairs of runs with balancing and without,
     where there is nothing to balance.
     """
@@ -118,6 +122,7 @@ def structured(
         slots=cores + 2,
         repeat=repeat,
         pairs=pairs,
+        exchange=exchange,
         answers="row" if answers is Answers.ROW else "key",
     )
     require_packages()
@@ -148,6 +153,11 @@ def _print(result: StructuredBench) -> None:
     if result.count is not None:
         title = f"counts of {setting.keys:,} keys, batches of {result.count.batch_rows:,} rows"
         _print_compared(result.count, title)
+    if result.small is not None:
+        own, rows = result.small.own_ms, result.small.batch_rows
+        out.print(
+            f"batches of {rows} rows: {own.median:.0f} ms longer than those that pass through"
+        )
     for compared in result.skewed or ():
         title = f"{setting.cost_s * 1e3:g} ms of CPU per row, batches of {compared.batch_rows:,}"
         _print_compared(compared, title)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from elasticutor.bench.live import spark_cluster
 from elasticutor.cli.output import err, note, out, print_json
 from elasticutor.cli.pictures import require_drawing
 from elasticutor.demo import (
+    ABSORBED_MS,
     CALM,
     CORES,
     HOT,
@@ -113,8 +115,6 @@ def _bar(load: float) -> Text:
 
 def _sparkline(values: list[float]) -> str:
     """The last values as little bars, on a logarithmic scale from 1 ms to 10 s."""
-    import math
-
     bars = []
     for value in values[-60:]:
         share = math.log10(max(value, 1.0)) / 4.0 if value == value else 0.0
@@ -126,7 +126,7 @@ def _compare(elastic: Story, static: Story) -> None:
     out.print(
         f"Two operators on {NODES} nodes of {CORES} cores, {ROW_S * 1e3:g} ms of work per tuple. "
         f"Each has {CALM:g} core's worth to do, and for {RUSH_S:g} s {CALM + RUSH:g} cores' worth: "
-        f"first the one, then the other. A fifth of a rush is one key, another every "
+        f"first the one, then the other. {HOT.share:.0%} of a rush is one key, another every "
         f"{HOT.seconds:g} s."
     )
     table = Table("", elastic.paradigm, static.paradigm)
@@ -134,6 +134,7 @@ def _compare(elastic: Story, static: Story) -> None:
         ("tuples a second, mean", lambda s: f"{s.rows_s:.0f}"),
         ("latency p50", lambda s: f"{s.p50_ms:.1f} ms"),
         ("latency p99", lambda s: f"{s.p99_ms:.1f} ms"),
+        (f"p99 below {ABSORBED_MS:g} ms again after the rushes' begin", _absorbed),
         ("most cores of an operator", _most),
         ("changes of an operator's cores", lambda s: f"{s.plans}"),
         ("shards moved", lambda s: f"{len(s.moves)}"),
@@ -142,6 +143,14 @@ def _compare(elastic: Story, static: Story) -> None:
         table.add_row(name, figure(elastic), figure(static))
     out.print(table)
     out.print("Each shard waits for its own move only; nobody upstream was paused or told.")
+
+
+def _absorbed(story: Story) -> str:
+    times = [
+        "not before its end" if math.isinf(seconds) else f"{seconds:.1f} s"
+        for seconds in story.absorbed_s
+    ]
+    return ", ".join(times) or "–"
 
 
 def _most(story: Story) -> str:

@@ -1,0 +1,205 @@
+"""Benchmarks beside a peer: what is refused, what is compared, and the shape of what is printed.
+
+The peer itself need not be installed: its runs are recorded ones here.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from elasticutor.bench import latency as latency_bench
+from elasticutor.bench import peer as peer_bench
+from elasticutor.bench import shift as shift_bench
+from elasticutor.bench import throughput as throughput_bench
+from elasticutor.bench.elastic import ElasticRun, Setting
+from elasticutor.bench.live import BenchError
+from elasticutor.bench.peer import PeerRun, PeerSetting, PeerWork
+from elasticutor.cli.app import app
+from elasticutor.core.paradigm import Paradigm
+from elasticutor.runtime.cluster import BaseCluster
+from elasticutor.sources import Generator
+
+NOWHERE: Any = None
+"""A cluster on which nothing runs."""
+
+
+def recorded(work: PeerWork, setting: PeerSetting) -> PeerRun:
+    """A peer that takes 2 ms, and 10 ms more with batches that are not of ten; 5,000 rows/s."""
+    rows = work.rows or round((work.rate or 0.0) * (work.seconds or 0.0))
+    due_s = np.arange(rows) / (work.rate or 5_000.0)
+    slow_s = 0.002 + 0.010 * (setting.batch_rows % 10 != 0 or setting.batch_rows == 100)
+    return PeerRun(due_s, due_s + slow_s)
+
+
+def test_a_peer_that_is_not_installed_is_refused_with_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer_bench, "peer_version", lambda: None)
+    for command in ("latency", "throughput"):
+        result = CliRunner().invoke(app, ["bench", command, "--beside", "bytewax"])
+        assert isinstance(result.exception, BenchError)
+        assert "pip install bytewax" in str(result.exception)
+
+
+def test_an_unknown_peer_is_refused_by_name() -> None:
+    result = CliRunner().invoke(app, ["bench", "latency", "--beside", "flank"])
+    assert result.exit_code == 2
+    assert "--beside" in result.stderr
+
+
+def test_shifting_load_has_no_checkpoint() -> None:
+    result = CliRunner().invoke(app, ["bench", "latency", "--shift", "--checkpoint"])
+    assert result.exit_code == 2
+    assert "--checkpoint" in result.stderr
+
+
+def test_latency_is_paired_with_the_peers_best_setting_round_by_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = iter((1.0, 2.0, 3.0))
+    order: list[str] = []
+
+    def run(cluster: BaseCluster, work: Any, seed: int) -> tuple[dict[str, float], float, float]:
+        order.append(f"ours {seed}")
+        return dict.fromkeys(latency_bench.PERCENTILES, next(ours)), work.rate, 0.0
+
+    def peer(work: PeerWork, setting: PeerSetting) -> PeerRun:
+        order.append(f"theirs {work.seed}")
+        return recorded(work, setting)
+
+    monkeypatch.setattr(latency_bench, "_run", run)
+    monkeypatch.setattr(latency_bench, "run_peer", peer)
+    result = latency_bench.bench_latency(
+        NOWHERE, seconds=2.0, warm_up_s=1.0, repeat=3, beside=True, checkpoint=True
+    )
+    tried = 6
+    assert order[tried:] == ["ours 0", "theirs 0", "theirs 1", "ours 1", "ours 2", "theirs 2"]
+    assert result.beside is not None
+    assert result.beside.setting == PeerSetting(2, 10, checkpoint=True)
+    ratio = result.beside.ratio("p50_ms")
+    assert (ratio.low, ratio.median, ratio.high) == pytest.approx((0.6, 1.0, 1.4), abs=0.01)
+    told = json.loads(json.dumps(result.as_dict()))
+    assert told["beside"]["theirs_p50_ms"] == pytest.approx(2.0)
+    assert told["beside"]["rounds"]["ours"]["p99_ms"] == [1.0, 2.0, 3.0]
+    assert len(told["beside"]["tried"]) == tried
+    assert told["checkpoint"] is True
+
+
+def test_throughput_is_paired_with_the_peer_that_has_one_kind_of_operator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rates = iter((10_000.0, 20_000.0) * 2)
+
+    def run(*arguments: Any) -> float:
+        return next(rates)
+
+    monkeypatch.setattr(throughput_bench, "_run", run)
+    monkeypatch.setattr(throughput_bench, "run_peer", recorded)
+    result = throughput_bench.bench_throughput(NOWHERE, rows=1000, repeat=2, beside=True)
+    assert result.beside is not None
+    assert result.beside.ratio("per_record_rows_s").median == pytest.approx(1.99, rel=0.1)
+    assert result.beside.ratio("vectorised_rows_s").median == pytest.approx(3.98, rel=0.1)
+    assert result.as_dict()["beside"]["ratio_per_record_rows_s_p90"] > 0
+
+
+def test_shifting_load_is_compared_with_static_and_with_the_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(cluster: BaseCluster, setting: Setting, paradigm: Paradigm, seed: int) -> ElasticRun:
+        ms = 1.0 if paradigm == "elastic" else 4.0
+        figures = (100.0, ms, ms, 2 * ms, 0.0, (), (), (), 0, 0, (), 3 * ms, 4 * ms)
+        return ElasticRun(paradigm, seed, *figures)
+
+    monkeypatch.setattr(shift_bench, "run_once", run)
+    monkeypatch.setattr(shift_bench, "run_peer", recorded)
+    setting = Setting(load=0.5, omega=12, seconds=3, warm_up_s=1)
+    result = shift_bench.bench_shift(NOWHERE, setting, repeat=2, beside=True)
+    told = json.loads(json.dumps(result.as_dict()))
+    assert result.sides == ["elastic", "static", "bytewax"]
+    assert told["elastic"]["worst_second_p99_ms"] == 4.0
+    assert told["p99_ms_elastic_over_static"] == 0.25
+    assert told["p50_ms_elastic_over_bytewax"] == pytest.approx(0.5)
+    assert told["shuffle_every_s"] == 5.0
+    assert told["emulated_cores"] == 8
+
+
+# Processes of the peer, played by a few lines of Python.
+
+_PLAYED = """
+import json, sys, time
+import numpy as np
+from pathlib import Path
+spec, number = json.loads(sys.argv[1]), int(sys.argv[2])
+{body}
+folder = Path(spec["folder"])
+(folder / "began").write_text("100.0")
+np.savez(folder / f"sink-{{number}}.npz", arrivals=np.array([101.0 + number]),
+         rows=np.array([2]), due_s=np.array([0.5, 0.75]))
+"""
+
+
+def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str) -> list[Any]:
+    """Let this stand for the peer; returns the processes started."""
+    script = tmp_path / "played.py"
+    script.write_text(_PLAYED.format(body=body))
+    started: list[Any] = []
+    begin = subprocess.Popen
+
+    def popen(command: list[str], **options: Any) -> Any:
+        assert command[:3] == [sys.executable, "-m", "elasticutor.bench.peer_bytewax"]
+        process = begin([sys.executable, str(script), *command[3:]], **options)
+        started.append(process)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    return started
+
+
+WORK = PeerWork("count", 0.0, 10, 0.5, 1, rows=4)
+
+
+def test_what_all_processes_of_a_peer_noted_is_put_together_by_arrival(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    play(monkeypatch, tmp_path, "")
+    run = peer_bench.run_peer(WORK, PeerSetting(2, 1))
+    assert run.arrived_s.tolist() == [1.0, 1.0, 2.0, 2.0]
+    assert run.due_s.tolist() == [0.5, 0.75, 0.5, 0.75]
+    assert run.rows_s == 2.0
+    assert run.percentile_ms(0, 0.0, 1.0) == 250.0
+
+
+def test_a_process_that_fails_ends_the_others_and_its_words_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    body = "if number: sys.exit('no such luck')\ntime.sleep(600)"
+    started = play(monkeypatch, tmp_path, body)
+    with pytest.raises(BenchError, match="no such luck"):
+        peer_bench.run_peer(WORK, PeerSetting(2, 1))
+    assert len(started) == 2
+    assert all(process.poll() is not None for process in started)
+
+
+def test_a_peer_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(peer_bench, "_PATIENCE_S", 0.0)
+    started = play(monkeypatch, tmp_path, "time.sleep(600)")
+    with pytest.raises(BenchError, match="end in time"):
+        peer_bench.run_peer(WORK, PeerSetting(2, 1))
+    assert all(process.poll() is not None for process in started)
+
+
+def test_the_peer_itself_gets_our_tuples_and_counts_each_once(tmp_path: Path) -> None:
+    pytest.importorskip("bytewax")
+    work = PeerWork("count", 0.0, 10, 0.5, 3, rows=50, payload=4)
+    run = peer_bench.run_peer(work, PeerSetting(1, 7))
+    expected = Generator(keys=10, zipf=0.5, seed=3, rows=50, payload=4).table(0, 1, 0, 50)
+    times = [time_us / 1e6 for time_us in expected.column("time").to_pylist()]
+    assert sorted(run.due_s.tolist()) == pytest.approx(times)
