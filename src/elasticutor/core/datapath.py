@@ -20,7 +20,7 @@ from elasticutor.core.flow import InputCredits, Outputs
 from elasticutor.core.ids import ChunkId, Epoch, Peer, TaskId
 from elasticutor.core.load import FloatArray, ShardLoads
 from elasticutor.core.metrics import ExecutorMetrics, Meter
-from elasticutor.core.parts import Part
+from elasticutor.core.parts import MOST_SINGLES, Part
 from elasticutor.core.receiver import Receiver
 from elasticutor.core.tasks import TaskView
 from elasticutor.core.work import WorkLog, require_times
@@ -62,6 +62,7 @@ class DataPath:
         self._boundary = 0  # the first chunk that is not of the epoch that ended last
         self._ended: dict[Peer, Epoch] = {}  # upstreams that wait for the last of their outputs
         self._inside = np.zeros(config.shards, dtype=np.int64)  # tuples not processed, per shard
+        self._arrived_singly: list[int] = []  # shards of tuples that are yet to be counted there
         self._work = WorkLog(config.shards)
         self._loads = ShardLoads(config.shards, config.load_half_life_s, now)
         self._steady = ShardLoads(config.shards, config.steady_half_life_s, now)
@@ -84,11 +85,19 @@ class DataPath:
 
     # In
 
-    def require_tuples(self, event: ev.TuplesArrived) -> Routed:
-        """Refuse a batch that cannot be; returns where its tuples go, and how many per shard."""
+    def require_tuples(self, event: ev.TuplesArrived) -> Routed | None:
+        """Refuse a batch that cannot be; returns where its tuples go, and how many per shard.
+
+        None for few tuples, which are routed one by one.
+        """
         self.credits.require_credit(event.upstream)
         require_size("a batch", event.size)
         shards, most = event.shards, self._config.shards
+        if type(shards) is list:
+            if len(shards) <= MOST_SINGLES and all(0 <= shard < most for shard in shards):
+                return None
+            must = f"be at most {MOST_SINGLES} whole numbers from 0 to {most - 1}"
+            raise UnknownShardError("list of shards", must, shards)
         if shards.dtype.kind in "iu" and shards.ndim == 1:
             if len(shards) == 1 and 0 <= shards[0] < most:
                 return self.receiver.slots(shards), _ONE
@@ -99,19 +108,26 @@ class DataPath:
                 pass
         raise UnknownShardError("shards", f"be whole numbers from 0 to {most - 1}", shards)
 
-    def arrive(self, event: ev.TuplesArrived, routed: Routed, now: float) -> None:
+    def arrive(self, event: ev.TuplesArrived, routed: Routed | None, now: float) -> None:
         """Take a batch in."""
-        slots, per_shard = routed
         self.credits.spend(event.upstream, event.size)
         self.meter.arrived(len(event.shards), event.size)
         if not len(event.shards):
             self._return_credit({event.upstream: event.size})
             return
-        if per_shard is _ONE:
-            self._inside[event.shards[0]] += 1
+        upstream, content, shards, size = event.upstream, event.batch, event.shards, event.size
+        if routed is None:
+            assert isinstance(shards, list)  # `require_tuples` has looked
+            self._arrived_singly += shards
+            self.receiver.arrive_singly(upstream, content, shards, size, now)
         else:
-            self._inside += per_shard
-        self.receiver.arrive(event.upstream, event.batch, event.shards, event.size, now, slots)
+            assert isinstance(shards, np.ndarray)
+            slots, per_shard = routed
+            if per_shard is _ONE:
+                self._inside[shards[0]] += 1
+            else:
+                self._inside += per_shard
+            self.receiver.arrive(upstream, content, shards, size, now, slots)
         self.feed_all(now)
 
     # To the tasks and back
@@ -356,6 +372,9 @@ class DataPath:
         self._steady.update(now)
 
     def _count_work(self) -> None:
+        if self._arrived_singly:
+            self._inside += np.bincount(self._arrived_singly, minlength=self._config.shards)
+            self._arrived_singly.clear()
         done = self._work.take()
         if done is not None:
             self._inside -= done.rows

@@ -13,10 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from elasticutor.core.ids import Attempt, ChunkId, Epoch, MoveId, NodeId, Peer, ShardId, TaskId
+from elasticutor.core.load import RowSeconds
 from elasticutor.core.parts import ShardArray
 
 # From whoever drives the epochs ------------------------------------------------------------------
@@ -113,7 +111,9 @@ class TuplesArrived:
     upstream: Peer
     attempt: Attempt
     batch: Any
-    shards: ShardArray
+    shards: ShardArray | list[int]
+    """Of each tuple. A list, if they are few (`MOST_SINGLES`): then no array is made of anything,
+    since NumPy costs a microsecond a call however little it does."""
     size: int
     """Bytes of the whole batch, as the upstream counts them against its credit."""
 
@@ -162,7 +162,7 @@ class ChunkProcessed:
     useful_s: float
     """Time spent in the operator; not the time blocked on a queue or a socket."""
     outputs: tuple[Output, ...] = ()
-    row_seconds: npt.NDArray[np.float64] | None = None
+    row_seconds: RowSeconds = None
     """Time per tuple, where tuples are processed singly."""
 
 
@@ -181,7 +181,7 @@ class ChunkProgressed:
     """How many of those that were left of the chunk, in their order."""
     useful_s: float
     outputs: tuple[Output, ...] = ()
-    row_seconds: npt.NDArray[np.float64] | None = None
+    row_seconds: RowSeconds = None
 
 
 @dataclass(frozen=True, slots=True)

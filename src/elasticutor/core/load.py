@@ -17,6 +17,8 @@ from elasticutor.errors import BadValueError, UnknownShardError
 
 IntArray = npt.NDArray[np.integer[Any]]
 FloatArray = npt.NDArray[np.float64]
+RowSeconds = FloatArray | list[float] | None
+"""The time of each row; a list if they are few, None if it was not measured."""
 
 SHORTEST_S = 1e-9
 """A shorter time than this is no time: there is nothing to divide by."""

@@ -30,6 +30,7 @@ HELD = 0
 _COUNTED = 64
 """Parts of a queue that are looked at to see how long it is."""
 _FIRST: npt.NDArray[np.intp] = np.zeros(1, np.intp)
+_FIRST.setflags(write=False)
 
 
 class Receiver:
@@ -38,6 +39,9 @@ class Receiver:
     def __init__(self, shards: int) -> None:
         # Small numbers, so that a stable sort is a radix sort.
         self._slot_of: npt.NDArray[np.integer[Any]] = np.zeros(shards, dtype=np.uint8)
+        self._ones = [np.array([shard], np.int32) for shard in range(shards)]  # for single tuples
+        for one in self._ones:
+            one.setflags(write=False)
         self._queues: list[deque[Part]] = [deque()]
         self._free_slots: list[int] = []
         self._held: dict[ShardId, list[Part]] = {}
@@ -74,6 +78,27 @@ class Receiver:
             else:
                 known = self.slots(shards) if slots is None else slots
                 self._distribute(batch, None, shards, known)
+
+    def arrive_singly(
+        self, upstream: Peer, content: Any, shards: list[int], size: int, now: float
+    ) -> None:
+        """Take a batch of few tuples in: as `arrive`, and each becomes a part by itself."""
+        batch = Batch(self._arrivals, upstream, content, len(shards), size, now)
+        self._arrivals += 1
+        ones = self._ones
+        parts = [Part.single(batch, place, ones[shard]) for place, shard in enumerate(shards)]
+        ahead = self._ahead.get(upstream)
+        if ahead is not None:
+            ahead += parts
+            return
+        self._routed += len(parts)
+        parked = self._parked.get(upstream)
+        if parked is not None:
+            parked += parts
+            return
+        slot_of = self._slot_of.item
+        for shard, part in zip(shards, parts, strict=True):
+            self._queue_at(slot_of(shard), part)
 
     def wait_ahead(self, upstream: Peer) -> None:
         """Let what this upstream sends from now on wait for the next epoch."""

@@ -70,6 +70,47 @@ class Work:
         return count
 
 
+class SingleWork(Work):
+    """A chunk of few tuples: the same with lists, since NumPy costs much for few.
+
+    Example:
+        >>> work = SingleWork(ChunkId(0), [7, 3, 7, 3, 7])
+        >>> work.begin(2), work.owes(ShardId(7)), work.report(), work.leave_out(ShardId(7))
+        ([0, 1], True, 2, 2)
+        >>> work.left
+        [3]
+    """
+
+    __slots__ = ()
+
+    shards: list[int]  # type: ignore[assignment]
+    left: list[int]  # type: ignore[assignment]
+    _done: list[list[int]]  # type: ignore[assignment]
+
+    def __init__(self, chunk: ChunkId, shards: list[int], content: Any = None) -> None:
+        self.chunk = chunk
+        self.shards = shards
+        self.content = content
+        self.left = list(range(len(shards)))
+        self._done = []
+
+    def begin(self, count: int) -> list[int]:  # type: ignore[override]
+        """Count the next tuples as begun; returns their positions."""
+        begun, self.left = self.left[:count], self.left[count:]
+        self._done.append(begun)
+        return begun
+
+    def leave_out(self, shard: ShardId) -> int:
+        """Take the shard's tuples that are not begun out; returns their number."""
+        count = len(self.left)
+        self.left = [place for place in self.left if self.shards[place] != shard]
+        return count - len(self.left)
+
+    def owes(self, shard: ShardId) -> bool:
+        """Whether any that is done and unreported is of the shard."""
+        return any(self.shards[place] == shard for begun in self._done for place in begun)
+
+
 class TaskInbox:
     """The messages that a task has not acted on yet.
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticutor.core.ids import TaskId
-from elasticutor.core.load import FloatArray, require_amounts
+from elasticutor.core.load import FloatArray, RowSeconds, require_amounts
 from elasticutor.core.parts import Part
 from elasticutor.errors import BadValueError
 
@@ -62,7 +62,7 @@ class WorkLog:
 
     def _clear(self) -> None:
         self._untimed: dict[TaskId, list[tuple[list[Part], float]]] = {}
-        self._timed: list[tuple[list[Part], FloatArray]] = []
+        self._timed: list[tuple[list[Part], FloatArray | list[float]]] = []
         self._answers: list[tuple[list[Part], float]] = []
         self._count = 0
         self._useful_s = 0.0
@@ -81,7 +81,7 @@ class WorkLog:
         parts: list[Part],
         rows: int,
         useful_s: float,
-        row_seconds: FloatArray | None,
+        row_seconds: RowSeconds,
         bytes_in: int,
         bytes_out: int,
         rows_out: int,
@@ -128,16 +128,21 @@ class WorkLog:
             counted = np.bincount(shards, minlength=self._shards)
             rows += counted
             seconds += counted * (sum(useful_s for _, useful_s in chunks) / len(shards))
-        for parts, row_seconds in self._timed:
-            shards = np.concatenate([part.shards for part in parts])
+        if self._timed:
+            shards = np.concatenate([part.shards for parts, _ in self._timed for part in parts])
+            row_seconds = np.concatenate([times for _, times in self._timed])
             rows += np.bincount(shards, minlength=self._shards)
             seconds += np.bincount(shards, row_seconds, self._shards)
         return rows, seconds
 
 
-def require_times(useful_s: float, row_seconds: FloatArray | None, rows: int) -> None:
+def require_times(useful_s: float, row_seconds: RowSeconds, rows: int) -> None:
     """Refuse times that cannot be, before anything is made of them."""
     if not 0.0 <= useful_s < math.inf:
         raise BadValueError("useful time", "be finite and at least 0 s", useful_s)
-    if row_seconds is not None:
+    if type(row_seconds) is list:
+        if len(row_seconds) != rows or not all(0.0 <= time < math.inf for time in row_seconds):
+            must = f"be {rows} finite numbers, at least 0"
+            raise BadValueError("time of each row", must, row_seconds)
+    elif row_seconds is not None:
         require_amounts("time of each row", row_seconds, rows)

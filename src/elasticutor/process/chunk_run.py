@@ -1,4 +1,11 @@
-"""A chunk on its way through the operator: in one go, or interrupted between two of its rows."""
+"""A chunk on its way through the operator: in one go, or interrupted between two of its rows.
+
+| chunk of | operator of | |
+|---|---|---|
+| a batch | rows | `RecordRun` |
+| a batch | batches | `BatchRun` |
+| few tuples, each packed by itself | rows | `SingleRun` |
+"""
 
 from __future__ import annotations
 
@@ -13,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from elasticutor.core.task_inbox import Work
+from elasticutor.core.task_inbox import SingleWork, Work
 from elasticutor.process.rows import values_of
 from elasticutor.state.cache import KeyState
 
@@ -169,6 +176,82 @@ class BatchRun(ChunkRun):
         if len(places) < self._batch.num_rows:
             part_rows = np.bincount(self._parts(places), minlength=len(part_rows)).tolist()
         return self._output, _attributed(self._output, part_rows), None
+
+
+@dataclass(frozen=True, slots=True)
+class RowsDone:
+    """What came of a chunk of few tuples."""
+
+    rows_out: list[Any]
+    """As the operator made them."""
+    ends: list[int]
+    """How many of them there were after each of its tuples."""
+    places: list[int]
+    """Which tuples of the chunk these were."""
+    useful_s: float
+    """Time spent in the operator and on its rows' conversion."""
+    row_seconds: list[float] | None
+    """Time spent on each tuple in the operator, state included, if it was measured."""
+
+
+class SingleRun:
+    """A chunk of few tuples on its way through the operator, without Arrow and NumPy.
+
+    Args:
+        runner: The operator's.
+        rows: The tuples.
+        work: Which of them are to be processed, and the shard of each.
+    """
+
+    def __init__(self, runner: OperatorRunner, rows: Sequence[Any], work: SingleWork) -> None:
+        self.work = work
+        self._runner = runner
+        self._rows = rows
+        self._timed = runner.times_rows
+        self._clear()
+
+    def _clear(self) -> None:
+        self._begun: list[int] = []
+        self._rows_out: list[Any] = []
+        self._ends: list[int] = []
+        self._seconds: list[float] = []
+        self._useful_s = 0.0
+
+    def advance(self, look: Callable[[], bool]) -> None:
+        """Process rows until none is left, or `look` finds a reason to stop between two of them."""
+        runner, work = self._runner, self.work
+        left, done = work.left, 0
+        count = len(left)
+        turns = runner.turns_of([self._rows[at] for at in left], [work.shards[at] for at in left])
+        while done < count:
+            rows = min(runner.rows_at_once, count - done)
+            began = perf_counter()
+            some = islice(turns, rows)
+            if self._timed:
+                self._seconds += runner.process_timed(some, self._rows_out, self._ends)
+            else:
+                runner.process(some, self._rows_out, self._ends)
+            spent_s = perf_counter() - began
+            self._useful_s += spent_s
+            done += rows
+            runner.pace(rows, spent_s)
+            if done < count and look():
+                break
+        self._begun += work.begin(done)
+
+    def rows_of(self, done: RowsDone) -> list[Any]:
+        """The tuples that were reported with this."""
+        return [self._rows[place] for place in done.places]
+
+    def report(self) -> RowsDone:
+        """What came of the rows that were processed since the last report."""
+        rows = self.work.report()
+        # The time of a single row is that of its chunk.
+        seconds = self._seconds if self._timed and rows > 1 else None
+        done = RowsDone(self._rows_out, self._ends, self._begun, self._useful_s, seconds)
+        self._runner.count(rows, self._useful_s)
+        self._clear()
+        return done
 
 
 def _picked(batch: pa.RecordBatch, places: IntArray) -> pa.RecordBatch:

@@ -25,7 +25,8 @@ from elasticutor.core.coordinator import BeginAttempt, CommitEpoch
 from elasticutor.core.cores import core_changes
 from elasticutor.core.executor import ElasticExecutor
 from elasticutor.core.ids import NodeId, Peer, TaskId
-from elasticutor.core.keys import shards_of
+from elasticutor.core.keys import shard_hasher, shards_of
+from elasticutor.core.parts import MOST_SINGLES, ShardArray
 from elasticutor.core.repartition import Drain, DrainExecutor, Release, ReleaseShards
 from elasticutor.core.tasks import TaskStatus
 from elasticutor.errors import LATE, BadValueError, ElasticutorError, ProtocolError
@@ -35,9 +36,10 @@ from elasticutor.runtime.failures import reporting
 from elasticutor.runtime.specs import ExecutorSpec, TaskSpec
 from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint
-from elasticutor.transport.codec import Chunk, Credit, Result, Tuples
+from elasticutor.transport.codec import Chunk, Credit, Result, RowChunk, Tuples
 from elasticutor.transport.mailbox import DRIVER, Mailbox
 from elasticutor.transport.packets import Births, Packet, join_births
+from elasticutor.transport.row_packets import RowPacket
 
 _IDLE_S = 1.0
 
@@ -60,6 +62,7 @@ class MainProcess(Actor):
         self._run = spec.site.run
         self._core = ElasticExecutor(spec.config, spec.site.node, time.monotonic())
         self._schema = spec.operator.input
+        self._few_shards = shard_hasher(spec.config.shards)
         self._greeted: set[str] = set()
         self._tasks: dict[TaskId, say.TaskUp] = {}
         self._asked_at: dict[TaskId, float] = {}  # when a core was granted or taken
@@ -148,7 +151,12 @@ class MainProcess(Actor):
         packet = message.packet
         if message.sender not in self._greeted or len(packet.hashes) != packet.rows:
             raise BadValueError("tuples", "follow a greeting and carry hashes", message.sender)
-        shards = shards_of(packet.hashes, self._spec.config.shards)
+        shards: ShardArray | list[int]
+        if type(packet) is RowPacket and packet.rows <= MOST_SINGLES:
+            shards = self._few_shards(packet.hashes)
+        else:
+            hashes = np.asarray(packet.hashes, np.uint64)
+            shards = shards_of(hashes, self._spec.config.shards)
         event = ev.TuplesArrived(message.sender, message.attempt, packet, shards, message.size)
         self._tell(event)
 
@@ -336,9 +344,25 @@ class MainProcess(Actor):
     # What the core asks for
 
     def _dispatch(self, order: do.Dispatch) -> None:
+        if all(type(part.batch.content) is RowPacket for part in order.parts):
+            self._mail.send(_task(order.task), self._row_chunk(order))
+            return
         births, shards, rows, data = self._gather(order)
         chunk = Chunk(order.attempt, order.epoch, order.chunk, rows, births, shards, data)
         self._mail.send(_task(order.task), chunk)
+
+    def _row_chunk(self, order: do.Dispatch) -> RowChunk:
+        """The tuples of a chunk, each as it came."""
+        born_us: list[int] = []
+        shards: list[int] = []
+        packed: list[bytes] = []
+        for part in order.parts:
+            packet: RowPacket = part.batch.content
+            shards += part.shards.tolist()
+            for place in part.rows.tolist():
+                born_us.append(packet.born_us[place])
+                packed.append(packet.packed[place])
+        return RowChunk(order.attempt, order.epoch, order.chunk, born_us, shards, packed)
 
     def _gather(self, order: do.Dispatch) -> tuple[Births, Any, int, Any]:
         """The tuples of a chunk as one batch; a whole packet is handed on as it came."""

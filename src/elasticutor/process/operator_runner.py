@@ -170,6 +170,17 @@ class OperatorRunner:
         rows = map(self._make_row, zip(*columns, strict=True))
         return zip(keys, rows, map(self._handles.__getitem__, shards), strict=True)
 
+    def turns_of(self, rows: list[tuple[Any, ...]], shards: list[ShardId]) -> Turns:
+        """What the operator is given, given tuples of the input's values."""
+        places = self._key_places
+        if len(places) == 1:
+            place = places[0]
+            keys = [row[place] for row in rows]
+        else:
+            keys = [tuple([row[place] for place in places]) for row in rows]
+        handles = map(self._handles.__getitem__, shards)
+        return zip(keys, map(self._make_row, rows), handles, strict=True)
+
     def keys(self, batch: pa.RecordBatch, columns: list[list[Any]]) -> list[Any]:
         """The key of each row."""
         if len(self._key_places) == 1:
@@ -225,14 +236,28 @@ class OperatorRunner:
         except MisfitError as misfit:
             place = int(places[bisect_right(ends, misfit.place)])
             row = self._make_row([column[0].as_py() for column in batch.slice(place, 1).columns])
-            raise OperatorError(
-                self._name,
-                misfit.must,
-                _shown(misfit.got),
-                misfit.hint,
-                key=_printed(keys[place]),
-                row=_printed(row),
-            ) from misfit
+            raise self._misfit(misfit, keys[place], row) from misfit
+
+    def written_of(
+        self, rows_out: list[Any], ends: list[int], rows: Sequence[tuple[Any, ...]]
+    ) -> pa.RecordBatch:
+        """The outputs of these rows, as columns."""
+        try:
+            return self._writer.batch(rows_out)
+        except MisfitError as misfit:
+            row = rows[bisect_right(ends, misfit.place)]
+            ((key, shown, _),) = self.turns_of([row], [ShardId(0)])
+            raise self._misfit(misfit, key, shown) from misfit
+
+    def _misfit(self, misfit: MisfitError, key: Any, row: Any) -> OperatorError:
+        return OperatorError(
+            self._name,
+            misfit.must,
+            _shown(misfit.got),
+            misfit.hint,
+            key=_printed(key),
+            row=_printed(row),
+        )
 
     # A batch at a time ----------------------------------------------------------------------------
 

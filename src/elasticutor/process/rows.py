@@ -61,6 +61,16 @@ def values_of(column: pa.Array) -> list[Any]:
     return values
 
 
+def rows_of(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
+    """The rows of a batch, as tuples.
+
+    Example:
+        >>> rows_of(pa.record_batch({"a": [1, 2], "b": ["x", None]}))
+        [(1, 'x'), (2, None)]
+    """
+    return list(zip(*map(values_of, batch.columns), strict=True))
+
+
 def keys_of(columns: Sequence[pa.Array]) -> list[Any]:
     """The key of each row: the value of the one column, or a tuple of several.
 

@@ -35,6 +35,7 @@ from elasticutor.transport import messages as say
 from elasticutor.transport.codec import Credit, Tuples
 from elasticutor.transport.mailbox import DRIVER, Mailbox
 from elasticutor.transport.packets import Packet
+from elasticutor.transport.row_packets import RowPacket
 
 _INSIDE = 64
 """What an upstream may have under way to a sink, in first credits."""
@@ -251,9 +252,14 @@ class SinkProcess(Actor):
         if grant is not None:
             self._mail.send(message.sender, Credit(self._spec.who, grant.attempt, grant.total))
 
-    def _note_ages(self, packet: Packet) -> None:
-        now, births = time.time(), packet.births
+    def _note_ages(self, packet: Packet | RowPacket) -> None:
+        now = time.time()
         self._rows += packet.rows
+        if type(packet) is RowPacket:
+            for born_us in packet.born_us:
+                self._latency.record(max(0.0, now - born_us / 1e6))
+            return
+        births = packet.births
         if len(births) == 1:  # by far the most common, and by far cheaper
             self._latency.record(max(0.0, now - int(births[0, 0]) / 1e6), packet.rows)
         else:

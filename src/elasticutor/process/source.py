@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
@@ -23,15 +24,17 @@ from elasticutor.core.ids import Attempt, Epoch, Peer
 from elasticutor.core.repartition import PauseUpstream, UpdateTable
 from elasticutor.errors import ProtocolError
 from elasticutor.process.actor import Actor
+from elasticutor.process.rows import RowWriter, rows_of
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.failures import reporting
-from elasticutor.runtime.routes import Router
+from elasticutor.runtime.routes import Router, RowRouter
 from elasticutor.runtime.specs import SourceSpec
 from elasticutor.sources import Offer, Reader, Source
 from elasticutor.transport import messages as say
-from elasticutor.transport.codec import Credit, Tuples
+from elasticutor.transport.codec import Credit, Outgoing, Tuples
 from elasticutor.transport.mailbox import DRIVER, Mailbox
 from elasticutor.transport.packets import born, born_at
+from elasticutor.transport.row_packets import MOST_ROWS
 
 _IDLE_S = 1.0
 _COALESCE_S = 0.002
@@ -67,6 +70,8 @@ class SourceProcess(Actor):
         self._source: Source = cloudpickle.loads(spec.blob)
         self._reader: Reader | None = None
         self._router = Router(spec.routes, spec.who)
+        self._row_router = RowRouter.of(spec.routes, spec.schema)
+        self._writer = RowWriter(spec.schema)
         self._outputs = Outputs([], first=0, limit=0, returned=False)
         self._attempt = Attempt(0)
         self._offsets: dict[Epoch, Any] = {}  # where epochs ended that are not committed yet
@@ -108,29 +113,47 @@ class SourceProcess(Actor):
                 return early_s
             rows = batch_rows(self._row_bytes, self._credit_step)
             offer = reader.poll(time.time(), rows)
-            if offer is None or not offer.batch.num_rows:
+            if offer is None or not len(offer.batch):
                 left_s = 0.0 if _ended(reader) else reader.wait_s(time.time())
                 return min(_IDLE_S, max(0.0, left_s))
             self._send(offer)
-            if offer.batch.num_rows >= rows:
+            if len(offer.batch) >= rows:
                 return 0.0
             self._send_at = time.monotonic() + _COALESCE_S
         return 0.0
 
     def _send(self, offer: Offer) -> None:
-        batch = offer.batch
-        self._meter.sent(batch.num_rows, time.time() - offer.born)
+        count = len(offer.batch)
+        self._meter.sent(count, time.time() - offer.born)
         size = 0
-        due_us = offer.due_us
-        births = born(offer.born, batch.num_rows) if due_us is None else born_at(due_us)
-        for output in self._router.split(batch, births):
+        for output in self._packets(offer, count):
             size += output.size
             self._routed[output.destination] += output.packet.rows
             self._outputs.add(
                 ev.Output(output.destination, output.packet, output.size, output.packet.rows)
             )
             self._flush(output.destination)
-        self._row_bytes = size / batch.num_rows
+        self._row_bytes = size / count
+
+    def _packets(self, offer: Offer, count: int) -> list[Outgoing]:
+        """What is offered, cut into packets: of rows if they are few, and the takers like them."""
+        batch, due_us = offer.batch, offer.due_us
+        if self._row_router is not None and count <= MOST_ROWS:
+            rows = batch if isinstance(batch, list) else rows_of(batch)
+            if due_us is None:
+                born_us = [round(offer.born * 1e6)] * count
+            else:
+                born_us = due_us if isinstance(due_us, list) else due_us.tolist()
+            outputs = self._row_router.split(rows, born_us)
+            if outputs is not None:
+                return outputs
+        if isinstance(batch, list):
+            batch = self._writer.batch(batch)
+        if due_us is None:
+            births = born(offer.born, count)
+        else:
+            births = born_at(np.asarray(due_us, np.int64))
+        return self._router.split(batch, births)
 
     def _flush(self, peer: Peer) -> None:
         for order in self._outputs.send(peer, self._attempt):
@@ -188,6 +211,7 @@ class SourceProcess(Actor):
         self._send_at = 0.0
         self._reader = self._source.open(spec.task, spec.tasks, order.offset)
         self._reader.checkpointed = spec.checkpointed
+        self._reader.takes_rows = self._row_router is not None
 
     def _stop_reading(self) -> None:
         reader, self._reader = self._reader, None

@@ -11,36 +11,39 @@ import gc
 import os
 import pickle
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
 import cloudpickle
+from msgspec import MsgspecError
 
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.ids import Attempt, Epoch
 from elasticutor.core.task import Task
-from elasticutor.core.task_inbox import TaskInbox, Work
+from elasticutor.core.task_inbox import SingleWork, TaskInbox, Work
 from elasticutor.errors import BadValueError, StaleAttemptError
-from elasticutor.operator import Context, Operator
+from elasticutor.operator import Context, Operator, kind_of
 from elasticutor.process.actor import Actor
-from elasticutor.process.chunk_run import ChunkRun
+from elasticutor.process.chunk_run import ChunkRun, Done, RowsDone, SingleRun
 from elasticutor.process.operator_runner import OperatorRunner
 from elasticutor.runtime.failures import LAST_WORDS_S, described
-from elasticutor.runtime.routes import Router
+from elasticutor.runtime.routes import Router, RowRouter
 from elasticutor.runtime.specs import TaskSpec
 from elasticutor.state.cache import StateCache
 from elasticutor.state.codec import CODEC
 from elasticutor.state.levels import Levels
 from elasticutor.state.lmdb_backend import LmdbBackend
 from elasticutor.transport import messages as say
-from elasticutor.transport.codec import Chunk, Result
+from elasticutor.transport.codec import Chunk, Outgoing, Result, RowChunk
 from elasticutor.transport.mailbox import Mailbox
 from elasticutor.transport.packets import born_of, open_batch
+from elasticutor.transport.row_packets import MOST_ROWS, RowFormat, born_one_by_one
 
 MAIN = "main"
+Run = ChunkRun | SingleRun
 _IDLE_S = 5.0
 _WRITE_SHARE = 0.25
 """Of the time that goes to tuples, so much goes to what an epoch's end has left to write."""
@@ -82,7 +85,10 @@ class TaskProcess(Actor):
         self._core = Task(spec.task, cache)
         self._cache = cache
         self._router = Router(spec.operator.routes)
+        self._row_router = RowRouter.of(spec.operator.routes, spec.operator.output)
         self._schema = spec.operator.input
+        by_rows = kind_of(self._operator) == "record"
+        self._row_format = RowFormat.of(self._schema) if by_rows else None
         self._runner = OperatorRunner(
             self._operator,
             name=spec.operator.name,
@@ -117,7 +123,9 @@ class TaskProcess(Actor):
 
     def take(self, message: Any) -> None:
         """Put a message where it belongs among those that wait."""
-        if type(message) is Chunk:
+        if type(message) is RowChunk:
+            self._inbox.put(SingleWork(message.chunk, message.shards, message))
+        elif type(message) is Chunk:
             self._inbox.put(Work(message.chunk, message.shards, message))
         elif type(message) is do.WriteShard:
             self._writes.append(self._core.write(message))
@@ -154,10 +162,30 @@ class TaskProcess(Actor):
         except BadValueError as error:
             self._mail.drop(str(error))
             return
+        self._open(chunk)
+        self._go_through(self._runner.begin(batch, work, chunk.births[:, 1].tolist()))
+
+    def _on_row_chunk(self, work: SingleWork) -> None:
+        chunk: RowChunk = work.content
+        rows_of = self._row_format
+        if rows_of is None:
+            self._mail.drop("a chunk of rows is not for this operator")
+            return
+        try:
+            rows = [rows_of.unpack(packed) for packed in chunk.packed]
+        except MsgspecError as error:
+            self._mail.drop(f"a packed row must be of {self._schema}; got {error}")
+            return
+        self._open(chunk)
+        self._go_through(SingleRun(self._runner, rows, work))
+
+    def _open(self, chunk: Chunk | RowChunk) -> None:
         self._core.open_chunk(
             do.Dispatch(self._spec.task, chunk.attempt, chunk.epoch, chunk.chunk, [])
         )
-        run = self._runner.begin(batch, work, chunk.births[:, 1].tolist())
+
+    def _go_through(self, run: Run) -> None:
+        work = run.work
         while len(work.left):
             run.advance(self._look)
             self._answer_labels(run)
@@ -165,21 +193,27 @@ class TaskProcess(Actor):
             self._report(run)
         self._core.close_chunk()
 
-    def _answer_labels(self, run: ChunkRun | None = None) -> None:
+    def _answer_labels(self, run: Run | None = None) -> None:
         work = None if run is None else run.work
         for answer in self._core.answer_labels(self._inbox, work, lambda: self._report(run)):
             self._mail.send(MAIN, answer)
 
-    def _report(self, run: ChunkRun | None) -> None:
+    def _report(self, run: Run | None) -> None:
         """Send what is done of the chunk under way."""
         assert run is not None  # without one there is nothing to report
         work, chunk = run.work, run.work.content
         rows = work.unreported if len(work.left) else 0
-        done = run.report()
-        outputs = []
-        if done.output is not None:
-            births = born_of(chunk.births, done.part_rows_out)
-            outputs = self._router.split(done.output, births)
+        outputs: Sequence[Outgoing] = ()
+        done: Done | RowsDone
+        if isinstance(run, SingleRun):
+            done = run.report()
+            if done.rows_out:
+                outputs = self._outputs_of(run, done, chunk.born_us)
+        else:
+            done = run.report()
+            if done.output is not None:
+                births = born_of(chunk.births, done.part_rows_out)
+                outputs = self._router.split(done.output, births)
         self._mail.send(
             MAIN,
             Result(
@@ -192,6 +226,19 @@ class TaskProcess(Actor):
                 rows,
             ),
         )
+
+    def _outputs_of(self, run: SingleRun, done: RowsDone, born_us: list[int]) -> list[Outgoing]:
+        """The outputs of few tuples as packets: of rows if they are few themselves."""
+        rows_out, births, start = done.rows_out, list[int](), 0
+        for place, end in zip(done.places, done.ends, strict=True):
+            births += [born_us[place]] * (end - start)
+            start = end
+        if self._row_router is not None and len(rows_out) <= MOST_ROWS:
+            split = self._row_router.split(rows_out, births)
+            if split is not None:
+                return split
+        batch = self._runner.written_of(rows_out, done.ends, run.rows_of(done))
+        return self._router.split(batch, born_one_by_one(births))
 
     def _write(self) -> None:
         """Write a slice of a shard that is about to move: between two chunks others wait little."""
@@ -228,6 +275,7 @@ class TaskProcess(Actor):
 
 TaskProcess.handlers = {
     Work: TaskProcess._on_chunk,
+    SingleWork: TaskProcess._on_row_chunk,
     do.FlushTask: TaskProcess._on_flush,
     do.ResetTask: TaskProcess._on_reset,
     say.Close: TaskProcess._on_close,

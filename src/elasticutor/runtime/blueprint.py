@@ -220,10 +220,11 @@ class Blueprint:
         for name in targets:
             operator = operators.get(name)
             if operator is None:
-                routes.append(Route(name, (), (Peer(name),)))
+                routes.append(Route(name, (), (Peer(name),), by_rows=True))
             else:
                 shards = operator.shards if self._paradigm == "rc" else 0
-                routes.append(Route(name, operator.key, _peers(operator.processes), shards))
+                peers, by_rows = _peers(operator.processes), operator.kind == "record"
+                routes.append(Route(name, operator.key, peers, shards, by_rows))
         return tuple(routes)
 
 

@@ -36,6 +36,7 @@ from elasticutor.transport.channels import Links, advertised_host
 from elasticutor.transport.codec import Credit, Outgoing, Tuples
 from elasticutor.transport.mailbox import DRIVER, Mailbox
 from elasticutor.transport.packets import Packet, born
+from elasticutor.transport.row_packets import RowPacket
 
 if TYPE_CHECKING:
     from elasticutor.topology import Plan
@@ -341,7 +342,7 @@ class _Meter:
         for out in packets:
             self._routed[out.destination] += out.packet.rows
 
-    def took(self, operator: str, packet: Packet) -> None:
+    def took(self, operator: str, packet: Packet | RowPacket) -> None:
         """Outputs have come back."""
         self._taken += packet.rows
         self.rows_out[operator] += packet.rows

@@ -17,11 +17,87 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from elasticutor.core.ids import Peer
-from elasticutor.core.keys import executors_of, key_hashes, shards_of
+from elasticutor.core.keys import KeyHasher, executors_of, key_hasher, key_hashes, shards_of
 from elasticutor.core.repartition import PausableRoute
 from elasticutor.runtime.specs import Route
 from elasticutor.transport.codec import Outgoing
 from elasticutor.transport.packets import Births, Packet, split_births
+from elasticutor.transport.row_packets import RowFormat, RowPacket
+
+
+class RowRouter:
+    """Cuts few tuples of one stream into packets of rows. Made by `RowRouter.of`.
+
+    Example:
+        >>> route = Route("counts", ("user",), (Peer("counts.0"), Peer("counts.1")), by_rows=True)
+        >>> router = RowRouter.of([route], pa.schema({"user": pa.int64()}))
+        >>> for output in router.split([(1,), (2,), (3,)], born_us=[100, 200, 300]):
+        ...     output.destination, output.packet.born_us
+        ('counts.0', [100])
+        ('counts.1', [200, 300])
+    """
+
+    def __init__(self, routes: Sequence[Route], rows: RowFormat, keys: Sequence[_RowKey]) -> None:
+        self._rows = rows
+        self._routes = list(zip(routes, keys, strict=True))
+
+    @classmethod
+    def of(cls, routes: Sequence[Route], schema: pa.Schema) -> RowRouter | None:
+        """The router of a stream; None if its tuples are better sent as batches."""
+        rows = RowFormat.of(schema)
+        keys = [_row_key(route, schema) for route in routes]
+        if rows is None or not routes or any(key is None for key in keys):
+            return None
+        return cls(routes, rows, [key for key in keys if key is not None])
+
+    def split(
+        self, rows: Sequence[tuple[Any, ...]], born_us: Sequence[int]
+    ) -> list[Outgoing] | None:
+        """Packets for all destinations; None if a row is not exactly of the schema.
+
+        Args:
+            rows: At least one.
+            born_us: When each was due, in microseconds since 1970.
+        """
+        packed = []
+        for row in rows:
+            one = self._rows.pack(row)
+            if one is None:
+                return None
+            packed.append(one)
+        outputs = []
+        for route, (places, hashed) in self._routes:
+            if hashed is None:
+                whole = RowPacket(list(born_us), [], packed)
+                outputs.append(Outgoing(route.peers[0], whole.size, whole))
+                continue
+            peers = route.peers
+            packets: dict[Peer, RowPacket] = {}
+            for row, born, one in zip(rows, born_us, packed, strict=True):
+                key_hash = hashed([row[place] for place in places])
+                peer = peers[key_hash % len(peers)]
+                packet = packets.get(peer)
+                if packet is None:
+                    packet = packets[peer] = RowPacket([], [], [])
+                packet.born_us.append(born)
+                packet.hashes.append(key_hash)
+                packet.packed.append(one)
+            outputs += [Outgoing(peer, packet.size, packet) for peer, packet in packets.items()]
+        return outputs
+
+
+_RowKey = tuple[list[int], KeyHasher | None]
+"""The places of the key's columns, and what hashes them; None on the way to a sink."""
+
+
+def _row_key(route: Route, schema: pa.Schema) -> _RowKey | None:
+    """How to hash the keys of a route's tuples; None if it takes no rows."""
+    if not route.by_rows or route.shards:
+        return None
+    if not route.key:
+        return [], None
+    hashed = key_hasher(*(schema.field(name).type for name in route.key))
+    return None if hashed is None else ([schema.get_field_index(n) for n in route.key], hashed)
 
 
 class Router:

@@ -39,6 +39,8 @@ from elasticutor.state.cache import Codec, StateCache
 from elasticutor.state.levels import Levels
 
 Rows = Sequence[Any]
+_SINGLY = 4
+"""Batches of up to this number of tuples arrive with a list of shards."""
 
 
 # What processes tell each other besides the core's own messages -----------------------------------
@@ -181,7 +183,9 @@ class ExecutorHost:
         match message:
             case Tuples(peer, attempt, rows, size):
                 shards = self.operator.shards_of(rows)
-                self.tell(ev.TuplesArrived(peer, attempt, rows, shards, size))
+                # Few tuples go another way through the receiver than many; here both happen.
+                few = shards.tolist() if len(shards) <= _SINGLY else shards
+                self.tell(ev.TuplesArrived(peer, attempt, rows, few, size))
             case Marker(peer, attempt, epoch):
                 self.tell(ev.MarkerArrived(peer, attempt, epoch))
             case Credit(peer, attempt, total):

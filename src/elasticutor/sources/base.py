@@ -17,7 +17,9 @@ from elasticutor.schemas import SchemaLike
 class Offer:
     """Tuples that are due."""
 
-    batch: pa.RecordBatch
+    batch: pa.RecordBatch | list[tuple[Any, ...]]
+    """A record batch; or, of a reader that has been told `takes_rows`, a list of rows, each a tuple
+    of exactly the schema's types. Few tuples are much cheaper as rows."""
 
     born: float
     """When the oldest of them was due, in seconds since 1970.
@@ -26,7 +28,7 @@ class Offer:
     says how late.
     """
 
-    due_us: npt.NDArray[np.int64] | None = None
+    due_us: npt.NDArray[np.int64] | list[int] | None = None
     """When each of them was due, in microseconds since 1970, never falling; None: all together."""
 
 
@@ -48,6 +50,9 @@ class Reader(ABC):
 
     checkpointed: bool = False
     """Whether the run has a checkpoint, and `committed` is called; set before the first `poll`."""
+
+    takes_rows: bool = False
+    """Whether `poll` may return few tuples as a list of rows; set before the first one."""
 
     @abstractmethod
     def poll(self, now: float, max_rows: int) -> Offer | None:

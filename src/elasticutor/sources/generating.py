@@ -23,6 +23,7 @@ BLOCK_ROWS = 16_384
 """Tuples of a generator that are drawn at once: about a millisecond of work."""
 
 _AHEAD_ROWS = 512
+_FEW_ROWS = 64
 _POOL_BYTES = 8 * 1024 * 1024
 _MICROSECONDS = 1_000_000
 # Parts of seeds, so that no two uses of a generator's seed draw the same numbers.
@@ -177,6 +178,7 @@ class _Tuples:
         self._segment = BLOCK_ROWS if self._pool is None else len(self._pool)
         self._ranks = _Ranks.of(generator.keys, generator.zipf)
         self._ahead = (0, pa.RecordBatch.from_pylist([], schema=self._schema))
+        self._rows_ahead: tuple[int, list[tuple[Any, ...]]] = (0, [])
         self._block = -1
         self._drawn: Ints = np.empty(0, np.int64)
         self._shuffle = -1
@@ -226,6 +228,16 @@ class _Tuples:
             made = self._made(start, self.piece(start, start + _AHEAD_ROWS))
             self._ahead = (first, made)
         return made.slice(start - first, stop - start)
+
+    def rows(self, start: int, stop: int, begun_us: int) -> tuple[list[tuple[Any, ...]], list[int]]:
+        """The same as tuples of Python, and when each is due; also cut from what was made ahead."""
+        first, rows = self._rows_ahead
+        if not first <= start <= stop <= first + len(rows):
+            batch = self._made(start, self.piece(start, start + _AHEAD_ROWS))
+            first, rows = start, list(zip(*(c.to_pylist() for c in batch.columns), strict=True))
+            self._rows_ahead = first, rows
+        few = rows[start - first : stop - first]
+        return few, [begun_us + row[1] for row in few]
 
     def _made(self, start: int, stop: int) -> pa.RecordBatch:
         places = np.arange(start, stop, dtype=np.int64) * self._tasks + self._task
@@ -364,6 +376,10 @@ class _GeneratorReader(Reader):
         if due <= first:
             return None
         self._next = self._tuples.piece(first, due)
+        if self.takes_rows and self._paced and self._next - first <= _FEW_ROWS:
+            begun = self._begun(now)
+            rows, due_us = self._tuples.rows(first, self._next, round(begun * _MICROSECONDS))
+            return Offer(rows, begun + self._tuples.due_s(first), due_us)
         batch = self._tuples.batch(first, self._next)
         if not self._paced:
             return Offer(batch, now)

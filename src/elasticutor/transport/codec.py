@@ -1,7 +1,8 @@
 """What processes tell each other, and how it becomes frames.
 
 The messages of the data path (tuples, credits, chunks, results) have binary headers and carry
-Arrow; a label or a marker travels behind them on the same socket. Everything else is rare, and is
+Arrow, or, if they have few tuples, are MessagePack as a whole (`elasticutor.transport.row_packets`);
+a label or a marker travels behind them on the same socket. Everything else is rare, and is
 one of the dataclasses of `elasticutor.core` or `elasticutor.transport.messages`, in a dialect of
 pickle that can say nothing else (`elasticutor.transport.control`).
 
@@ -17,8 +18,9 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -26,6 +28,7 @@ from elasticutor.core.ids import Attempt, ChunkId, Epoch, Peer, TaskId
 from elasticutor.errors import BadValueError
 from elasticutor.transport import control
 from elasticutor.transport.packets import NO_HASHES, Births, Buffer, Packet
+from elasticutor.transport.row_packets import RowPacket
 
 Frames = list[Buffer]
 
@@ -56,6 +59,9 @@ class Kind(IntEnum):
     CREDIT = 2
     CHUNK = 3
     RESULT = 4
+    ROW_TUPLES = 5
+    ROW_CHUNK = 6
+    ROW_RESULT = 7
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +71,7 @@ class Tuples:
     sender: Peer
     attempt: Attempt
     size: int
-    packet: Packet
+    packet: Packet | RowPacket
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +85,7 @@ class Credit:
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Tuples handed to a task."""
+    """Tuples handed to a task, as a batch."""
 
     attempt: Attempt
     epoch: Epoch
@@ -91,23 +97,38 @@ class Chunk:
 
 
 @dataclass(slots=True, eq=False)
+class RowChunk:
+    """Few tuples handed to a task, each packed by itself."""
+
+    attempt: Attempt
+    epoch: Epoch
+    chunk: ChunkId
+    born_us: list[int]
+    shards: list[int]
+    packed: list[bytes]
+
+
+@dataclass(slots=True, eq=False)
 class Outgoing:
     """Outputs of a chunk for one destination."""
 
     destination: Peer
     size: int
-    packet: Packet
+    packet: Packet | RowPacket
 
 
 @dataclass(slots=True, eq=False)
 class Result:
-    """What came of a chunk, or of the first rows that were left of it."""
+    """What came of a chunk, or of the first rows that were left of it.
+
+    Outputs are packets of one kind: all batches, or all rows.
+    """
 
     task: TaskId
     attempt: Attempt
     chunk: ChunkId
     useful_s: float
-    row_seconds: npt.NDArray[np.float64] | None
+    row_seconds: npt.NDArray[np.float64] | list[float] | None
     outputs: Sequence[Outgoing]
     rows: int = 0
     """How many rows, if others are still left; 0: all."""
@@ -203,6 +224,9 @@ def _tail(head: memoryview, start: int) -> Peer:
 
 def _encode_tuples(message: Tuples) -> Frames:
     packet = message.packet
+    if type(packet) is RowPacket:
+        return _row_tuples(message, packet)
+    assert isinstance(packet, Packet)  # there are two kinds
     head = _head(Kind.TUPLES) + _TUPLES.pack(message.attempt, packet.rows, message.size)
     return [head + message.sender.encode(), *_packet_frames(packet)]
 
@@ -246,6 +270,9 @@ def _decode_chunk(views: Sequence[memoryview]) -> Chunk:
 
 
 def _encode_result(message: Result) -> Frames:
+    outputs = message.outputs
+    if type(outputs[0].packet) is RowPacket if outputs else type(message.row_seconds) is list:
+        return _row_result(message)
     head = _RESULT.pack(
         message.task,
         message.attempt,
@@ -260,6 +287,7 @@ def _encode_result(message: Result) -> Frames:
     for output in message.outputs:
         numbers = _OUTPUT.pack(output.packet.rows, output.size)
         frames.append(numbers + output.destination.encode())
+        assert isinstance(output.packet, Packet)  # all are of one kind
         frames += _packet_frames(output.packet)
     return frames
 
@@ -286,6 +314,89 @@ def _output(views: Sequence[memoryview]) -> Outgoing:
     return Outgoing(_tail(head, _OUTPUT.size), size, _packet(packet, rows))
 
 
+# Few tuples ---------------------------------------------------------------------------------------
+
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+_Shard = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+_Hash = Annotated[int, msgspec.Meta(ge=0)]
+_Rows = tuple[list[_Number], list[_Hash], list[bytes]]
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack_tuples = msgspec.msgpack.Decoder(tuple[str, _Size, _Size, *_Rows.__args__]).decode
+_unpack_chunk = msgspec.msgpack.Decoder(
+    tuple[_Size, _Size, _Size, list[_Number], list[_Shard], list[bytes]]
+).decode
+_unpack_result = msgspec.msgpack.Decoder(
+    tuple[
+        _Size,
+        _Size,
+        _Size,
+        _Size,
+        float,
+        list[float] | None,
+        list[tuple[str, _Size, *_Rows.__args__]],
+    ]
+).decode
+
+
+def _row_tuples(message: Tuples, packet: RowPacket) -> Frames:
+    sender, attempt, size = message.sender, message.attempt, message.size
+    body = _pack((sender, attempt, size, packet.born_us, packet.hashes, packet.packed))
+    return [_HEADS[Kind.ROW_TUPLES] + body]
+
+
+def _decode_row_tuples(views: Sequence[memoryview]) -> Tuples:
+    (view,) = views
+    sender, attempt, size, *rows = _unpack_tuples(view[_HEAD.size :])
+    return Tuples(Peer(sender), Attempt(attempt), size, _row_packet(*rows))
+
+
+def _row_packet(born_us: list[int], hashes: list[int], packed: list[bytes]) -> RowPacket:
+    rows = len(packed)
+    _require(len(born_us) == rows > 0 and len(hashes) in (0, rows), f"{rows} packed rows")
+    return RowPacket(born_us, hashes, packed)
+
+
+def _encode_row_chunk(message: RowChunk) -> Frames:
+    numbers = (message.attempt, message.epoch, message.chunk)
+    body = _pack((*numbers, message.born_us, message.shards, message.packed))
+    return [_HEADS[Kind.ROW_CHUNK] + body]
+
+
+def _decode_row_chunk(views: Sequence[memoryview]) -> RowChunk:
+    (view,) = views
+    attempt, epoch, chunk, born_us, shards, packed = _unpack_chunk(view[_HEAD.size :])
+    _require(len(born_us) == len(shards) == len(packed) > 0, f"{len(packed)} packed rows")
+    return RowChunk(Attempt(attempt), Epoch(epoch), ChunkId(chunk), born_us, shards, packed)
+
+
+def _row_result(message: Result) -> Frames:
+    outputs = []
+    for output in message.outputs:
+        packet = output.packet
+        assert isinstance(packet, RowPacket)  # all are of one kind
+        rows = (packet.born_us, packet.hashes, packet.packed)
+        outputs.append((output.destination, output.size, *rows))
+    numbers = (message.task, message.attempt, message.chunk, message.rows, message.useful_s)
+    return [_HEADS[Kind.ROW_RESULT] + _pack((*numbers, message.row_seconds, outputs))]
+
+
+def _decode_row_result(views: Sequence[memoryview]) -> Result:
+    (view,) = views
+    unpacked = _unpack_result(view[_HEAD.size :])
+    task, attempt, chunk, rows, useful_s, row_seconds, outputs = unpacked
+    return Result(
+        TaskId(task),
+        Attempt(attempt),
+        ChunkId(chunk),
+        useful_s,
+        row_seconds,
+        [Outgoing(Peer(to), size, _row_packet(*packet)) for to, size, *packet in outputs],
+        rows,
+    )
+
+
 # Everything else ----------------------------------------------------------------------------------
 
 
@@ -299,6 +410,7 @@ _ENCODERS: dict[type, Callable[[Any], Frames]] = {
     Tuples: _encode_tuples,
     Credit: _encode_credit,
     Chunk: _encode_chunk,
+    RowChunk: _encode_row_chunk,
     Result: _encode_result,
 }
 _DECODERS: dict[int, Callable[[Sequence[memoryview]], Any]] = {
@@ -307,4 +419,7 @@ _DECODERS: dict[int, Callable[[Sequence[memoryview]], Any]] = {
     Kind.CREDIT: _decode_credit,
     Kind.CHUNK: _decode_chunk,
     Kind.RESULT: _decode_result,
+    Kind.ROW_TUPLES: _decode_row_tuples,
+    Kind.ROW_CHUNK: _decode_row_chunk,
+    Kind.ROW_RESULT: _decode_row_result,
 }

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from elasticutor.transport.codec import Chunk, Result, Tuples
+from elasticutor.transport.codec import Chunk, Result, RowChunk, Tuples
 from elasticutor.transport.mailbox import TRACE, Mailbox
+from elasticutor.transport.row_packets import RowPacket
 
 ON = "on"
 """The file that switches tracing on, for processes that start from then on."""
@@ -59,7 +60,7 @@ class TracedMailbox(Mailbox):
         times = f"{before:.6f} {time.time():.6f}"
         if type(message) is Result:
             times += f" {message.useful_s:.6f}"
-        self._note(f"sent {type(message).__name__} {birth} {times}\n")
+        self._note(f"sent {_kind_of(message)} {birth} {times}\n")
 
     def wait(self, timeout_s: float) -> bool:
         """As usual, and note when it began and ended."""
@@ -76,7 +77,7 @@ class TracedMailbox(Mailbox):
             birth = birth_of(message)
             if birth is not None:
                 times = f"{self._idle:.6f} {self._woken:.6f} {taken:.6f} {time.time():.6f}"
-                self._note(f"taken {type(message).__name__} {birth} {times}\n")
+                self._note(f"taken {_kind_of(message)} {birth} {times}\n")
 
     def close(self, linger_s: float = 0.0) -> None:
         """As usual."""
@@ -95,16 +96,23 @@ class TracedMailbox(Mailbox):
             self._lines = []
 
 
+def _kind_of(message: Any) -> str:
+    return "Chunk" if type(message) is RowChunk else type(message).__name__
+
+
 def birth_of(message: Any) -> int | None:
     """The birth of a message's first tuple, if it has tuples and is one of the sample."""
     kind = type(message)
     if kind is Tuples:
-        births = message.packet.births
-    elif kind is Chunk:
-        births = message.births
+        of = message.packet
+    elif kind is Chunk or kind is RowChunk:
+        of = message
     elif kind is Result and message.outputs:
-        births = message.outputs[0].packet.births
+        of = message.outputs[0].packet
     else:
         return None
-    birth = int(births[0, 0]) if len(births) else 1
+    if isinstance(of, RowPacket | RowChunk):
+        birth = of.born_us[0]
+    else:
+        birth = int(of.births[0, 0]) if len(of.births) else 1
     return birth if birth % EVERY == 0 else None

@@ -1,0 +1,207 @@
+"""Few tuples as they travel: each packed by itself, so that nobody on their way opens a batch.
+
+Arrow and NumPy are made for many rows. For few they cost a microsecond a call, and in a process
+that has just woken up several times that: their code is large, and has left the caches. So few
+tuples of simple types travel as MessagePack, a value of bytes each. Whoever divides or joins such
+packets does it with lists; only the operator, or a sink that writes, looks inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from elasticutor.errors import BadValueError
+from elasticutor.transport.packets import Births
+
+MOST_ROWS: Final = 32
+"""Up to so many tuples are packed one by one; more are cheaper as a batch."""
+
+_ROW_BYTES: Final = 16
+"""What a tuple costs besides its values, as it counts against a credit: its birth and its hash."""
+
+
+def _whole(bits: int) -> Any:
+    return Annotated[int, msgspec.Meta(ge=-(1 << bits - 1), le=(1 << bits - 1) - 1)]
+
+
+def _natural(bits: int) -> Any:
+    # What is above 64 bits is no MessagePack at all.
+    most = msgspec.Meta(ge=0) if bits == 64 else msgspec.Meta(ge=0, le=(1 << bits) - 1)
+    return Annotated[int, most]
+
+
+_KINDS: Final[dict[Any, tuple[type, Any]]] = {
+    **{pa.type_for_alias(f"int{bits}"): (int, _whole(bits)) for bits in (8, 16, 32, 64)},
+    **{pa.type_for_alias(f"uint{bits}"): (int, _natural(bits)) for bits in (8, 16, 32, 64)},
+    pa.float64(): (float, float),
+    pa.bool_(): (bool, bool),
+    pa.string(): (str, str),
+    pa.large_string(): (str, str),
+    pa.binary(): (bytes, bytes),
+    pa.large_binary(): (bytes, bytes),
+}
+"""By type of column: the Python type of its values, and what a packed value must be."""
+
+
+def _kind(type_: pa.DataType) -> tuple[type, Any] | None:
+    """What a packed value of a column is, if the column is of a simple type."""
+    if pa.types.is_fixed_size_binary(type_):
+        width = msgspec.Meta(min_length=type_.byte_width, max_length=type_.byte_width)
+        return bytes, Annotated[bytes, width]
+    return _KINDS.get(type_)
+
+
+class RowFormat:
+    """Packs and unpacks the rows of one schema. Made by `RowFormat.of`.
+
+    Example:
+        >>> rows = RowFormat.of(pa.schema({"key": pa.string(), "count": pa.int64()}))
+        >>> rows.unpack(rows.pack(("a", 1)))
+        ('a', 1)
+        >>> rows.pack(("a", "one")) is None
+        True
+    """
+
+    def __init__(self, schema: pa.Schema, kinds: Sequence[tuple[type, Any]]) -> None:
+        self.schema = schema
+        none = type(None)
+        self._types = [
+            {kind, none} if field.nullable else {kind}
+            for (kind, _), field in zip(kinds, schema, strict=True)
+        ]
+        packed = [
+            kind | None if field.nullable else kind
+            for (_, kind), field in zip(kinds, schema, strict=True)
+        ]
+        self.unpack = msgspec.msgpack.Decoder(tuple[tuple(packed)]).decode  # type: ignore[misc]
+        """The row that was packed; `msgspec.MsgspecError` if it is none of the schema's."""
+        self._pack = msgspec.msgpack.Encoder().encode
+        self._fit: dict[tuple[type, ...], bool] = {}  # by the types of a row's values
+        self._bounded = any(kind not in (bool, float, str, bytes) for _, kind in kinds)
+
+    @classmethod
+    def of(cls, schema: pa.Schema) -> RowFormat | None:
+        """The format of a schema; None if it has no columns, or one that is not of a simple type."""
+        kinds = [kind for field in schema if (kind := _kind(field.type)) is not None]
+        return cls(schema, kinds) if len(kinds) == len(schema) > 0 else None
+
+    def pack(self, row: tuple[Any, ...]) -> bytes | None:
+        """The row as bytes; None if its values are not exactly those of the schema.
+
+        What could be converted, as an integer for a floating-point column, counts as not fitting:
+        `RowWriter` converts, and says what is wrong.
+        """
+        types = tuple(map(type, row))
+        fits = self._fit.get(types)
+        if fits is None:
+            fits = self._fit[types] = len(types) == len(self._types) and all(
+                kind in known for kind, known in zip(types, self._types, strict=True)
+            )
+        if not fits:
+            return None
+        try:
+            packed = self._pack(row)
+            if self._bounded:
+                self.unpack(packed)  # refuses what does not fit into its column
+        except (OverflowError, UnicodeEncodeError, msgspec.MsgspecError):
+            return None
+        return packed
+
+    def batch(self, packed: Sequence[bytes]) -> pa.RecordBatch:
+        """The rows as a record batch.
+
+        Raises:
+            BadValueError: One of them is no row of the schema.
+        """
+        try:
+            rows = list(map(self.unpack, packed))
+        except msgspec.MsgspecError as error:
+            raise BadValueError("packed row", f"be of {self.schema}", str(error)) from error
+        columns = zip(*rows, strict=True) if rows else [()] * len(self.schema)
+        return pa.RecordBatch.from_arrays(
+            [
+                pa.array(values, field.type)
+                for values, field in zip(columns, self.schema, strict=True)
+            ],
+            schema=self.schema,
+        )
+
+
+class RowPacket:
+    """Few tuples, each packed by itself, ready to be sent or just received.
+
+    It stands beside `Packet`, and whoever needs a batch gets one from either by `open`.
+
+    Example:
+        >>> schema = pa.schema({"n": pa.int64()})
+        >>> rows = RowFormat.of(schema)
+        >>> packet = RowPacket([1_500_000, 1_500_200], [], [rows.pack((1,)), rows.pack((2,))])
+        >>> packet.open(schema)["n"].to_pylist(), packet.births.tolist()
+        ([1, 2], [[1500000, 1], [1500200, 1]])
+    """
+
+    __slots__ = ("_batch", "born_us", "hashes", "packed")
+
+    def __init__(self, born_us: list[int], hashes: list[int], packed: list[bytes]) -> None:
+        self.born_us = born_us
+        """When each tuple was due, in microseconds since 1970."""
+        self.hashes = hashes
+        """Of each tuple's key; empty on the way to a sink."""
+        self.packed = packed
+        self._batch: pa.RecordBatch | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many tuples."""
+        return len(self.packed)
+
+    @property
+    def size(self) -> int:
+        """Bytes, as they count against a credit; never 0."""
+        return sum(map(len, self.packed)) + _ROW_BYTES * len(self.packed) + 1
+
+    @property
+    def births(self) -> Births:
+        """As `Packet.births`."""
+        return born_one_by_one(self.born_us)
+
+    def open(self, schema: pa.Schema) -> pa.RecordBatch:
+        """The tuples as a record batch.
+
+        Raises:
+            BadValueError: They are not of this schema.
+        """
+        if self._batch is None:
+            rows = RowFormat.of(schema)
+            if rows is None:
+                raise BadValueError("packet of rows", "have columns of simple types", str(schema))
+            self._batch = rows.batch(self.packed)
+        return self._batch
+
+    def pick(self, rows: npt.NDArray[np.intp], schema: pa.Schema) -> pa.RecordBatch:
+        """The rows at these positions, as a record batch."""
+        batch = self.open(schema)
+        first, count = int(rows[0]), len(rows)
+        if int(rows[-1]) - first + 1 == count:
+            return batch.slice(first, count)
+        return batch.take(pa.array(rows))
+
+    def births_of(self, rows: npt.NDArray[np.intp]) -> Births:
+        """The births of the tuples at these positions."""
+        return born_one_by_one([self.born_us[row] for row in rows.tolist()])
+
+
+def born_one_by_one(born_us: Sequence[int]) -> Births:
+    """The births of tuples, each a run of its own.
+
+    Example:
+        >>> born_one_by_one([100, 200]).tolist()
+        [[100, 1], [200, 1]]
+    """
+    return np.array([(born, 1) for born in born_us], np.int64).reshape(-1, 2)
