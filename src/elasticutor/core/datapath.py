@@ -135,12 +135,12 @@ class DataPath:
     def feed_all(self, now: float) -> None:
         """Fill every task's window."""
         for task in self._tasks.values():
-            if task.running and not task.full(self._config):
+            if task.running:
                 self.feed(task, now)
 
     def feed(self, task: TaskView, now: float) -> None:
         """Fill a task's window from its queue."""
-        while self.receiver.queued(task.slot):
+        while self.receiver.queued(task.slot) and not task.full(self._config):
             rows = task.room(self._config, self._share(), self.receiver.backlog(task.slot))
             if rows == 0 or (not self._returns and self.outputs.blocked(_ANYBODY)):
                 return

@@ -53,10 +53,13 @@ class Actor:
             if wait_s > 0.0 and self._timers:
                 wait_s = min(wait_s, self._timers[0][0] - time.monotonic())
             mail.wait(wait_s)
-            with mail.gathering():
+            mail.gather()
+            try:
                 for message in mail.receive(self.at_once):
                     self.take(message)
                 wait_s = self.work()
+            finally:
+                mail.send_gathered()
             if self._timers and self._timers[0][0] <= time.monotonic():
                 self._ring()
 

@@ -182,13 +182,13 @@ class Links:
         if self._holds_messages():
             self._poller.poll(0.0)
             return True
-        until = time.monotonic() + timeout_s
-        left = timeout_s
+        left = max(0.0, timeout_s)
+        until = time.monotonic() + left
         while True:
             if self._unconnected:
                 self._connect_late()
-            most = _RETRY_S if self._unconnected else left
-            if self._poller.poll(max(0.0, min(most, left))):
+            most = min(_RETRY_S, left) if self._unconnected else left
+            if self._poller.poll(most):
                 return True
             left = until - time.monotonic()
             if left <= 0:
@@ -214,8 +214,10 @@ class Links:
         self._poller.unwatch(fd)
 
     def _holds_messages(self) -> bool:
-        held = any(inbox.holds_messages for inbox in self._inboxes.values())
-        return held or any(child._holds_messages() for child in self._children)
+        for inbox in self._inboxes.values():
+            if inbox.holds_messages:
+                return True
+        return bool(self._children) and any(c._holds_messages() for c in self._children)
 
     def _connect_late(self) -> None:
         for outbox in list(self._unconnected):

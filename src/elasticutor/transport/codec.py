@@ -163,9 +163,9 @@ def decode(frames: Sequence[Buffer]) -> Any:
         WireError: They are none.
     """
     try:
-        views = [memoryview(frame) for frame in frames]
+        views = list(map(memoryview, frames))
         magic, version, kind = _HEAD.unpack_from(views[0])
-        if (magic, version) != (MAGIC, VERSION):
+        if magic != MAGIC or version != VERSION:
             raise WireError("message", f"begin with {MAGIC:#x} {VERSION}", f"{magic:#x} {version}")
         return _DECODERS[kind](views)
     except WireError:

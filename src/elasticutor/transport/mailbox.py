@@ -124,7 +124,9 @@ class Mailbox:
 
     def send(self, who: str, message: Any) -> None:
         """Send to somebody known, behind everything that was sent there before."""
-        outbox = self._outbox(who)
+        outbox = self._outboxes.get(who)
+        if outbox is None:
+            outbox = self._outbox(who)
         if self._doom is not None:
             self._meet_doom(message, sends=True)
         self._post(outbox, encode(message))
@@ -169,14 +171,19 @@ class Mailbox:
         For an event loop that takes in whatever is there: while a peer has yet to read what was
         sent before, another message would not reach it any sooner.
         """
-        self._gathering = True
+        self.gather()
         try:
             yield
         finally:
-            self._gathering = False
-            self._send_gathered()
+            self.send_gathered()
 
-    def _send_gathered(self) -> None:
+    def gather(self) -> None:
+        """Begin what `gathering` does; `send_gathered` ends it."""
+        self._gathering = True
+
+    def send_gathered(self) -> None:
+        """Send what was kept, and keep nothing more."""
+        self._gathering = False
         while self._gathered:
             outbox, messages = self._gathered.popitem()
             outbox.send_all(messages)
@@ -187,7 +194,12 @@ class Mailbox:
 
     def receive(self, limit: int = 256) -> Iterator[Any]:
         """The messages that are here now."""
-        for frames in self._inbox.receive(limit):
+        inbox = self._inbox
+        inbox.look()
+        for turn in range(limit):
+            frames = inbox.next(turn)
+            if frames is None:
+                break
             try:
                 message = decode(frames)
             except WireError as error:
@@ -199,7 +211,8 @@ class Mailbox:
             if self._doom is not None:
                 self._meet_doom(message, sends=False)
             yield message
-        self.require_all()
+        if inbox.torn:
+            self.require_all()
 
     def _meet_doom(self, message: Any, *, sends: bool) -> None:
         """Die here, if this is the point that was named."""

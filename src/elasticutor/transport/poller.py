@@ -73,7 +73,8 @@ class Poller:
         """Wait until a file is ready or the time is up; returns whether a handler says so."""
         if self._epoll is not None:
             if 0.0 < timeout_s < _EXACT_S and self._epoll_fd < _SELECTABLE:
-                select.select([self._epoll_fd], (), (), timeout_s)
+                if not select.select([self._epoll_fd], (), (), timeout_s)[0]:
+                    return False
                 timeout_s = 0.0
             ready = [fd for fd, _ in self._epoll.poll(timeout_s, _MOST_EVENTS)]
         else:
