@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count
@@ -13,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.runtime.live import Chain, Link, link, wait_until
+from tests.runtime.live import PATIENCE_S, Chain, Link, link, wait_until
 
 from elasticutor.core.batches import Ingress
 from elasticutor.core.ids import Epoch
@@ -24,7 +25,7 @@ from elasticutor.runtime.batch_driver import BatchDriver
 from elasticutor.runtime.batch_errors import BatchError
 from elasticutor.runtime.ingress import Feed, Station
 from elasticutor.runtime.process_cluster import ProcessCluster
-from elasticutor.runtime.reception import QuerySeen, Reception
+from elasticutor.runtime.reception import QuerySeen, Reception, goes_on
 from elasticutor.runtime.run import Run
 from elasticutor.schemas import to_arrow
 from elasticutor.state.checkpoint import MismatchError
@@ -90,10 +91,11 @@ class Engine:
         *,
         operators: dict[str, Operator] | None = None,
         query: str = "q",
+        ways: type[Spark] = Spark,
         **numbers: int,
     ) -> None:
         self.cluster = cluster
-        self.spark = Spark(query)
+        self.spark = ways(query)
         self.before_start: Callable[[], None] = lambda: None
         self.size = (1, 1)
         """How many tasks a stage has, and how many partitions."""
@@ -108,6 +110,7 @@ class Engine:
                 checkpoint=None if seen is None else str(checkpoint),
                 owner="" if seen is None else f"query {seen.id}",
                 below=epoch,
+                goes_on=lambda: goes_on(self.spark, seen),
             )
 
         frame = f"frame {next(_frames)}"
@@ -373,6 +376,34 @@ def test_a_query_that_is_started_again_at_once_is_served_by_executors_of_its_own
     assert made == folded(batches)
     assert engine.live.id != before
     engine.end()
+
+
+class SeenTogether(Spark):
+    """Its end is seen by the watcher of its executors only when another start asks as well."""
+
+    def __init__(self, query: str) -> None:
+        super().__init__(query)
+        self._both = threading.Barrier(2)
+        self._met = False
+
+    def run_of(self, query: str) -> str | None:
+        if self.run is None and not self._met:
+            self._both.wait(PATIENCE_S)
+            self._met = True
+        return self.run
+
+
+def test_a_query_in_the_place_of_one_that_was_stopped_and_deleted_is_served(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    old = Engine(cluster, tmp_path / "state", ways=SeenTogether)
+    old.run(0, rows_of(1))
+    old.spark.run = None
+    (tmp_path / "state").rename(tmp_path / "deleted")
+    new = Engine(cluster, tmp_path / "state", query="new")
+    assert new.run(0, rows_of(2)) == folded([rows_of(2)])[0]
+    assert not old.reception.runs
+    new.end()
 
 
 def test_tasks_wait_for_executors_that_take_long_to_start(

@@ -28,6 +28,7 @@ from tests.spark.rig import await_that, of_clusters
 
 from elasticutor import Cluster, Operator, elastic
 from elasticutor.errors import BadValueError
+from elasticutor.runtime import reception
 from elasticutor.spark.elastic import session_cluster
 
 pytestmark = pytest.mark.usefixtures("own_cluster")
@@ -330,6 +331,19 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_what_to_do(
     files.run(files.tally(checkpoint=str(where)))
     require_tally(files.out(), files.given)
     files.require_state(where=where)
+
+
+def test_a_query_whose_folders_were_deleted_begins_again_at_once(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reception, "_LOOK_S", 2.0)  # it begins before the other one's end is seen
+    for number in range(2):
+        files.give(40)
+        files.run(files.tally())
+        require_tally(files.out(), files.given)
+        files.require_state()
+        for folder in (files.checkpoint, files.folder / "out"):
+            folder.rename(tmp_path / f"{folder.name} {number}")
 
 
 def test_the_state_of_an_operator_that_was_renamed_is_not_forgotten_unseen(files: Files) -> None:

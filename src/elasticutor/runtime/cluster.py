@@ -294,6 +294,7 @@ class BaseCluster(ABC):
         checkpoint: str | None = None,
         owner: str = "",
         below: int = 1,
+        goes_on: Callable[[], bool] = lambda: True,
         latency_target: float | None = None,
         balance_s: float = 0.1,
         measure_s: float = 0.25,
@@ -314,6 +315,8 @@ class BaseCluster(ABC):
             checkpoint: Where their state is made durable. None: every execution begins with none.
             owner: Whose checkpoint it is: nobody else may go on from it.
             below: The epoch that is to come next.
+            goes_on: Says whether the query goes on. Another run that wants the checkpoint asks, in
+                its own thread; if the query has ended, it waits for the end of this run.
             latency_target: As of `submit`.
             balance_s: As of `submit`.
             measure_s: As of `submit`.
@@ -339,7 +342,9 @@ class BaseCluster(ABC):
             self._hub.await_nodes(1, start_timeout_s, self._why_not)
         run = self._next_run()
         plan = replace(plan, name=owner or plan.name)
-        kept = None if checkpoint is None else opened(checkpoint, run, plan, below=below)
+        kept = None
+        if checkpoint is not None:
+            kept = opened(checkpoint, run, plan, below=below, goes_on=goes_on)
         tempo = Tempo(balance_s, measure_s, patience_s)
         config = BATCHES if config is None else replace(config, outputs="return")
         credit = config.min_credit_bytes

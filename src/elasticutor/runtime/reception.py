@@ -81,6 +81,15 @@ class Ways(Protocol):
         """Whether a stage has tasks that run, or will."""
 
 
+def goes_on(ways: Ways, query: QuerySeen | None, stage: int = 0) -> bool:
+    """Whether a start of a query is still active, or without a query the stage of an action."""
+    try:
+        return ways.active(stage) if query is None else ways.run_of(query.id) == query.run
+    except Exception as error:  # nothing is left that runs the queries
+        log.debug("%s cannot be asked for: %s", query or f"stage {stage}", error)
+        return False
+
+
 Start = Callable[[QuerySeen | None, int], Run]
 """Starts the executors for a query, or for an action, and waits until they can be fed; given the
 epoch that is to come."""
@@ -324,20 +333,11 @@ class Reception:
             time.sleep(_LOOK_S)
             try:
                 engaged = self._hub.call(lambda: [e for e in self._engaged.values() if e.run])
-                over = [one for one in engaged if not self._goes_on(one)]
+                over = [e for e in engaged if not goes_on(self._ways, e.query, e.stage)]
                 if self._hub.call(partial(self._settle, over)):
                     return
             except ElasticutorError:
                 return  # the cluster is over
-
-    def _goes_on(self, one: _Engagement) -> bool:
-        try:
-            if one.query is None:
-                return self._ways.active(one.stage)
-            return self._ways.run_of(one.query.id) == one.query.run
-        except Exception as error:  # whoever runs the queries is gone
-            log.debug("%s cannot be asked for: %s", one.key, error)
-            return False
 
     def _settle(self, over: list[_Engagement]) -> bool:
         """Release what nobody needs any more; says whether nothing is left."""

@@ -22,7 +22,8 @@ from elasticutor.errors import BadValueError
 from elasticutor.operator import Operator
 from elasticutor.runtime.cluster import LATENCY_TARGET_S, BaseCluster
 from elasticutor.runtime.ingress import Feed
-from elasticutor.runtime.reception import QuerySeen, Reception
+from elasticutor.runtime.keeping import ENDING
+from elasticutor.runtime.reception import QuerySeen, Reception, goes_on
 from elasticutor.runtime.run import Run
 from elasticutor.spark.cluster import Cluster
 from elasticutor.spark.frames import prepare
@@ -139,11 +140,13 @@ def elastic(
                 checkpoint=None if query is None else _place(query, checkpoint, name),
                 owner="" if query is None else f"query {query.id}",
                 below=epoch,
+                goes_on=lambda: goes_on(ways, query),
                 latency_target=latency_target or LATENCY_TARGET_S,
                 balance_s=_balance_s,
             )
         except InUseError as error:
-            raise InUseError(error.who, error.must, error.got, _APART) from None
+            hint = ENDING if error.hint == ENDING else _APART
+            raise InUseError(error.who, error.must, error.got, hint) from None
 
     served_by(home)
     Reception(home.hub, frame, ways, start)

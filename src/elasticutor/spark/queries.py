@@ -86,8 +86,9 @@ class SparkWays:
         if found is None or not found.isActive:
             self._seen.pop(query, None)
             return None
-        self._seen[query] = found, str(found.runId)
-        return self._seen[query][1]
+        run = str(found.runId)
+        self._seen[query] = found, run
+        return run
 
     def active(self, stage: int) -> bool:
         """Whether a job is active that needs the stage."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -17,7 +18,7 @@ from elasticutor.state.checkpoint.errors import (
 from elasticutor.state.checkpoint.files import check
 from elasticutor.state.checkpoint.forms import StateFile
 from elasticutor.state.checkpoint.location import Location
-from elasticutor.state.checkpoint.manifests import Manifest, ManifestName, standing
+from elasticutor.state.checkpoint.manifests import Manifest, ManifestName, names_of, standing
 
 _THREADS: Final = 8
 _BROKEN: Final = (DamagedError, LayoutError)
@@ -93,6 +94,20 @@ def require_topology(location: Location, names: Sequence[ManifestName], topology
             "every query needs a location of its own; if this one was meant to go on from there, "
             "give it back its old checkpointLocation",
         )
+
+
+def refuse_other(location: Location, topology: str) -> None:
+    """As `require_topology`, before the checkpoint is claimed: a refusal leaves it as it is.
+
+    A manifest that cannot be read may just have been removed by the run that has the checkpoint.
+    The check under the claim says what is the matter.
+
+    Raises:
+        MismatchError: It is of another topology.
+        StorageError: The storage refuses.
+    """
+    with contextlib.suppress(*_BROKEN):
+        require_topology(location, names_of(location), topology)
 
 
 def whole(location: Location, name: ManifestName) -> Manifest:
