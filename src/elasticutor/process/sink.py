@@ -195,6 +195,7 @@ class SinkProcess(Actor):
         self._held: list[Tuples] = []  # of the epoch after it
         self._rows = 0
         self._latency = LatencyHistogram()
+        self._ages: list[float] = []  # of single tuples, in seconds: counted when it is measured
         self._since = time.monotonic()
 
     def run(self) -> None:
@@ -256,8 +257,7 @@ class SinkProcess(Actor):
         now = time.time()
         self._rows += packet.rows
         if type(packet) is RowPacket:
-            for born_us in packet.born_us:
-                self._latency.record(max(0.0, now - born_us / 1e6))
+            self._ages += [now - born_us / 1e6 for born_us in packet.born_us]
             return
         births = packet.births
         if len(births) == 1:  # by far the most common, and by far cheaper
@@ -318,6 +318,10 @@ class SinkProcess(Actor):
     def _measure(self) -> None:
         now = time.monotonic()
         spec = self._spec
+        if self._ages:
+            ages = np.maximum(self._ages, 0.0)
+            self._latency.record_many(ages, np.ones(len(ages), np.int64))
+            self._ages.clear()
         measured = say.SinkMeasured(
             spec.site.run, spec.who, now - self._since, self._rows, self._latency
         )

@@ -37,7 +37,7 @@ from elasticutor.transport.packets import born, born_at
 from elasticutor.transport.row_packets import MOST_ROWS
 
 _IDLE_S = 1.0
-_COALESCE_S = 0.002
+_COALESCE_S = 0.001
 """The least time between two packets, unless they are full.
 
 A process that wakes up finds its caches cold and takes about 0.1 ms before it does anything, and
@@ -110,7 +110,7 @@ class SourceProcess(Actor):
                 return _IDLE_S
             early_s = self._send_at - time.monotonic()
             if early_s > 0:
-                return early_s
+                return max(early_s, reader.wait_s(time.time())) if reader.knows_when else early_s
             rows = batch_rows(self._row_bytes, self._credit_step)
             offer = reader.poll(time.time(), rows)
             if offer is None or not len(offer.batch):

@@ -51,6 +51,9 @@ class Reader(ABC):
     checkpointed: bool = False
     """Whether the run has a checkpoint, and `committed` is called; set before the first `poll`."""
 
+    knows_when: bool = False
+    """Whether `wait_s` is exact, and may be asked at any time: then `poll` is not called in vain."""
+
     takes_rows: bool = False
     """Whether `poll` may return few tuples as a list of rows; set before the first one."""
 

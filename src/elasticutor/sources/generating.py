@@ -352,7 +352,7 @@ class _GeneratorReader(Reader):
 
     def __init__(self, generator: Generator, task: int, tasks: int, offset: Any | None) -> None:
         self._tuples = _Tuples(generator, task, tasks)
-        self._paced = generator.rate is not None
+        self._paced = self.knows_when = generator.rate is not None
         self.rate = math.inf if generator.rate is None else generator.rate / tasks
         self._next: int
         self._start: float | None

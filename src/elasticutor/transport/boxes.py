@@ -238,11 +238,6 @@ class Outbox(ABC):
         """
         self.send_all([frames])
 
-    @property
-    def idle(self) -> bool:
-        """Whether the peer is known to have read all that was sent."""
-        return False
-
     def send_all(self, messages: Sequence[Frames]) -> None:
         """Send several messages, one behind the other, at the cost of one."""
         self._links.require_usable()
@@ -278,11 +273,6 @@ class StreamOutbox(Outbox):
     def try_to_connect(self) -> bool:
         """Connect, if the peer is there by now; returns whether that is settled."""
         return self._sender.try_to_connect() or self._sender.broken
-
-    @property
-    def idle(self) -> bool:
-        """Whether the peer has read all that was sent."""
-        return self._sender.idle
 
     def send(self, frames: Frames) -> None:
         """Send one message; as `Outbox.send`, with fewer steps for one of a single frame."""

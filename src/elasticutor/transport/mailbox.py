@@ -129,7 +129,13 @@ class Mailbox:
             outbox = self._outbox(who)
         if self._doom is not None:
             self._meet_doom(message, sends=True)
-        self._post(outbox, encode(message))
+        frames = encode(message)
+        if self._gathering and outbox in self._gathered:
+            self._keep(outbox, frames)
+        else:
+            outbox.send(frames)
+            if self._gathering:
+                self._gathered[outbox] = []
 
     def _outbox(self, who: str) -> Outbox:
         outbox = self._outboxes.get(who)
@@ -141,35 +147,28 @@ class Mailbox:
             outbox = self._outboxes[who] = self._links.connect(endpoint)
         return outbox
 
-    def _post(self, outbox: Outbox, frames: Frames) -> None:
-        if not self._gathering:
-            outbox.send(frames)
-            return
-        gathered = self._gathered.get(outbox)
-        if gathered is None:
-            if outbox.idle:
-                outbox.send(frames)
-            else:
-                self._gathered[outbox] = [frames]
-            return
-        gathered.append(frames)
-        if len(gathered) >= _MOST_GATHERED:
-            outbox.send_all(self._gathered.pop(outbox))
+    def _keep(self, outbox: Outbox, frames: Frames) -> None:
+        kept = self._gathered[outbox]
+        kept.append(frames)
+        if len(kept) >= _MOST_GATHERED:
+            self._gathered[outbox] = []
+            outbox.send_all(kept)
 
     def send_all(self, whom: Iterable[str], message: Any) -> None:
         """Send the same to many known peers; it is written once."""
         frames = encode(message)
+        self._send_kept()
         for who in whom:
             if self._doom is not None:
                 self._meet_doom(message, sends=True)
-            self._post(self._outbox(who), frames)
+            self._outbox(who).send(frames)
 
     @contextlib.contextmanager
     def gathering(self) -> Iterator[None]:
-        """Send at once to a peer that keeps up; else keep it until the block ends, and send as one.
+        """Send the first message for each peer at once, and all others as one at the block's end.
 
-        For an event loop that takes in whatever is there: while a peer has yet to read what was
-        sent before, another message would not reach it any sooner.
+        For an event loop that takes in whatever is there: a peer that was woken up by the first
+        message finds the others as it looks again.
         """
         self.gather()
         try:
@@ -184,9 +183,14 @@ class Mailbox:
     def send_gathered(self) -> None:
         """Send what was kept, and keep nothing more."""
         self._gathering = False
-        while self._gathered:
-            outbox, messages = self._gathered.popitem()
-            outbox.send_all(messages)
+        if self._gathered:
+            self._send_kept()
+
+    def _send_kept(self) -> None:
+        gathered, self._gathered = self._gathered, {}
+        for outbox, kept in gathered.items():
+            if kept:
+                outbox.send_all(kept)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until there is mail, a watched file can be read, or the time is up."""

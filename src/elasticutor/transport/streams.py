@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 import mmap
 import os
 import socket
 import struct
 import sys
-import termios
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -41,6 +39,7 @@ _PREFIX: Final = struct.Struct("<II")
 _SINGLE: Final = struct.Struct("<IIII")
 """What precedes the frame of a message that has one: prefix, the frame's length, and a pad."""
 _SINGLE_TABLE: Final = 8
+_LENGTH: Final = struct.Struct("<I")
 _PASSED: Final = 1 << 31
 """Set in the number of frames: the message is in a memory file."""
 _PADS: Final = (b"", b"\0" * 7, b"\0" * 6, b"\0" * 5, b"\0" * 4, b"\0" * 3, b"\0" * 2, b"\0")
@@ -133,17 +132,6 @@ class StreamSender:
     def waiting(self) -> bool:
         """Whether anything is still to be sent."""
         return bool(self._waiting)
-
-    @property
-    def idle(self) -> bool:
-        """Whether the receiver has read all that was sent."""
-        if self._waiting or not self.connected:
-            return False
-        try:
-            unread = fcntl.ioctl(self._socket, termios.TIOCOUTQ, b"\0\0\0\0")
-        except OSError:
-            return True
-        return unread == b"\0\0\0\0"
 
     def try_to_connect(self) -> bool:
         """Connect, if the receiver is there by now; returns whether it was."""
@@ -378,12 +366,19 @@ class StreamReceiver:
         at, end = 0, len(data)
         while end - at >= _PREFIX.size:
             total, count = _PREFIX.unpack_from(data, at)
+            if count == 1 and end - at >= _PREFIX.size + total >= _SINGLE.size:
+                size = _LENGTH.unpack_from(data, at + _PREFIX.size)[0]
+                at += _SINGLE.size
+                if total > self._max_bytes:
+                    self._require(total, count)
+                if _SINGLE_TABLE + (size + 7 & ~7) != total:
+                    raise ValueError(f"{total} bytes, where the frame has {size}")
+                arrived.append([bytes(data[at : at + size])])
+                at += total - _SINGLE_TABLE
+                continue
             self._require(total, count)
             at += _PREFIX.size
-            if count == 1 and total <= end - at:
-                arrived.append([self._single(data[at : at + total])])
-                at += total
-            elif count & _PASSED:
+            if count & _PASSED:
                 arrived.append(self._opened(total, count & ~_PASSED))
             elif end - at >= total:
                 arrived.append(unpacked(memoryview(bytes(data[at : at + total])), count))
@@ -394,14 +389,6 @@ class StreamReceiver:
                 self._body[: end - at] = data[at:]
                 return
         self._rest = bytes(data[at:])
-
-    @staticmethod
-    def _single(body: memoryview) -> bytes:
-        """The frame of a message that has one."""
-        size = int.from_bytes(body[:4], "little")
-        if _SINGLE_TABLE + (size + 7 & ~7) != len(body):
-            raise ValueError(f"{len(body)} bytes, where the frame has {size}")
-        return bytes(body[_SINGLE_TABLE : _SINGLE_TABLE + size])
 
     def _require(self, total: int, count: int) -> None:
         frames = count & ~_PASSED
