@@ -134,22 +134,27 @@ class DataPath:
 
     def feed_all(self, now: float) -> None:
         """Fill every task's window."""
+        queued = self.receiver.queued
         for task in self._tasks.values():
-            if task.running:
+            if queued(task.slot) and task.running:
                 self.feed(task, now)
 
     def feed(self, task: TaskView, now: float) -> None:
         """Fill a task's window from its queue."""
-        while self.receiver.queued(task.slot) and not task.full(self._config):
-            rows = task.room(self._config, self._share(), self.receiver.backlog(task.slot))
-            if rows == 0 or (not self._returns and self.outputs.blocked(_ANYBODY)):
+        receiver, config, slot = self.receiver, self._config, task.slot
+        share = self._share() if self._epochs.marked else None
+        while receiver.queued(slot) and not task.full(config):
+            if not self._returns and self.outputs.blocked(_ANYBODY):
                 return
-            parts, rows = self.receiver.take(task.slot, rows, one_upstream=self._returns)
+            rows = task.next_rows(config, share, receiver.backlog(slot))
+            parts, rows = receiver.take(slot, rows, one_upstream=self._returns)
             flight = task.hand_over(ChunkId(self._next_chunk), parts, rows, now)
             self._next_chunk += 1
-            self._epochs.touched = True
-            attempt, epoch = self._epochs.attempt, self._epochs.open
-            self._emit(do.Dispatch(task.id, attempt, epoch, flight.chunk, parts))
+            epochs = self._epochs
+            epochs.touched = True
+            self._emit(do.Dispatch(task.id, epochs.attempt, epochs.open, flight.chunk, parts))
+            if share is not None:
+                share = self._share()
 
     def _share(self) -> int | None:
         """How much of the rest of an epoch one chunk may have; None while more of it comes.
@@ -235,11 +240,12 @@ class DataPath:
     def _settle_inputs(self, parts: Iterable[Part], useful_s: float) -> int:
         """Give credit back for what was processed; returns its bytes."""
         finished: dict[Peer, int] = {}
+        size = 0
         for part in parts:
             batch = part.batch
             done = batch.finish(part.count)
+            size += done
             finished[batch.upstream] = finished.get(batch.upstream, 0) + done
-        size = sum(finished.values())
         if size:
             measured = useful_s / size
             old = self._byte_s
@@ -321,11 +327,9 @@ class DataPath:
 
     def _take_outputs(self, outputs: tuple[ev.Output, ...], chunk: ChunkId) -> None:
         ahead = self._epochs.unsealed and chunk >= self._boundary and not self._returns
-        destinations: dict[Peer, None] = {}
         for output in outputs:
             self.outputs.add(output, ahead=ahead)
-            destinations[output.destination] = None
-        for destination in destinations:
+        for destination in dict.fromkeys([output.destination for output in outputs]):
             self._send(destination)
             if self._returns and self.outputs.blocked(destination):
                 self.receiver.park(destination)
@@ -385,5 +389,5 @@ class DataPath:
 
 def require_size(what: str, size: Any) -> None:
     """Refuse a size that is not a whole number, or negative."""
-    if not isinstance(size, (int, np.integer)) or size < 0:
+    if (type(size) is not int and not isinstance(size, (int, np.integer))) or size < 0:
         raise BadValueError(f"size of {what}", "be a whole number, at least 0", size)

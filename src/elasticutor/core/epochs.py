@@ -95,6 +95,11 @@ class Epochs:
             )
 
     @property
+    def ends(self) -> bool:
+        """Whether an epoch has begun to end: some upstream has marked it, or tasks still answer."""
+        return self.unsealed or bool(self.marked)
+
+    @property
     def still_to_flush(self) -> set[TaskId]:
         """Tasks that have yet to write the ending epoch."""
         return self.flushing or set()

@@ -104,7 +104,7 @@ class AttemptFailed:
 # From upstreams ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: made for every chunk
 class TuplesArrived:
     """A batch of tuples from an upstream; `batch` is opaque, and handed on as it is."""
 
@@ -142,7 +142,7 @@ class CreditGranted:
 # From tasks --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: made for every chunk
 class Output:
     """Outputs of one chunk for one destination; `batch` is opaque."""
 
@@ -152,7 +152,7 @@ class Output:
     rows: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: made for every chunk
 class ChunkProcessed:
     """The task is done with a chunk, and this came out of it."""
 

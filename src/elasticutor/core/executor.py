@@ -96,11 +96,12 @@ class ElasticExecutor:
         handler = _HANDLERS.get(type(event))
         if handler is None:
             raise BadValueError("event", "be one of elasticutor.core.events", event)
-        self._require_time(now)
-        self._out = []
+        if not self._now <= now < math.inf:
+            self._require_time(now)
+        self._out.clear()
         handler(self, event, now)
         self._now = now
-        return self._out
+        return self._out.copy()
 
     # What hosts, monitors and tests look at
 
@@ -342,8 +343,10 @@ class ElasticExecutor:
         task = self._crew.require(event.task)
         self._data.require_answer(task, event)
         self._data.answered(task, event, now)
-        self._try_to_end_epoch(now)
-        self._retire(task, now)
+        if self.epochs.ends:
+            self._try_to_end_epoch(now)
+        if task.status is TaskStatus.LEAVING:
+            self._retire(task, now)
 
     def _on_chunk_progressed(self, event: ev.ChunkProgressed, now: float) -> None:
         self.epochs.require_attempt(event.attempt)

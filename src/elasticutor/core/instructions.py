@@ -19,7 +19,7 @@ Cause = Literal["balance", "core granted", "core taken", "asked", "lost"]
 # To a task, in-band with its data ----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: made for every chunk
 class Dispatch:
     """Hand a chunk of tuples to a task."""
 
@@ -194,7 +194,7 @@ class GrantCredit:
 # To a destination of outputs ---------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: made for every chunk
 class Emit:
     """Send outputs."""
 

@@ -356,8 +356,9 @@ class Meter:
 
     def arrived(self, rows: int, size_bytes: int = 0) -> None:
         """The receiver took in so many rows."""
-        _require_amount("arrived rows", rows)
-        _require_amount("arrived bytes", size_bytes)
+        if not (0 <= rows < math.inf and 0 <= size_bytes < math.inf):
+            _require_amount("arrived rows", rows)
+            _require_amount("arrived bytes", size_bytes)
         # int(), here and below: a numpy int of 32 bits would turn the sum into one.
         self._rows_arrived += int(rows)
         self._bytes_arrived += int(size_bytes)

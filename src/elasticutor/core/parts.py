@@ -19,8 +19,9 @@ ShardArray = npt.NDArray[np.int32]
 MOST_SINGLES = 64
 """Tuples up to this number may arrive with a list of shards, and then are parts of their own."""
 
-_PLACES = tuple(np.array([place]) for place in range(MOST_SINGLES))
-for _place in _PLACES:
+PLACES = tuple(np.array([place]) for place in range(MOST_SINGLES))
+"""The place of each of few tuples in its batch, as a part has it."""
+for _place in PLACES:
     _place.setflags(write=False)
 
 
@@ -62,11 +63,6 @@ class Part:
         self.shards = shards
         """Their shards, one per position."""
         self.count = len(rows)
-
-    @classmethod
-    def single(cls, batch: Batch, place: int, shard: ShardArray) -> Part:
-        """One of few tuples; `shard` is an array of one. Nothing is computed with NumPy."""
-        return cls(batch, _PLACES[place], shard)
 
     def pick(self, which: npt.NDArray[Any]) -> Part:
         """Those tuples that an index array or a mask names."""

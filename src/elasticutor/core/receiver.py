@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticutor.core.ids import Peer, ShardId
-from elasticutor.core.parts import Batch, Part, ShardArray
+from elasticutor.core.parts import PLACES, Batch, Part, ShardArray
 
 HELD = 0
 """The slot of shards that no task may work on now; tasks have the slots from 1 on."""
@@ -86,7 +86,8 @@ class Receiver:
         batch = Batch(self._arrivals, upstream, content, len(shards), size, now)
         self._arrivals += 1
         ones = self._ones
-        parts = [Part.single(batch, place, ones[shard]) for place, shard in enumerate(shards)]
+        places = zip(PLACES, shards)  # noqa: B905 - there are places enough
+        parts = [Part(batch, place, ones[shard]) for place, shard in places]
         ahead = self._ahead.get(upstream)
         if ahead is not None:
             ahead += parts
@@ -96,9 +97,13 @@ class Receiver:
         if parked is not None:
             parked += parts
             return
-        slot_of = self._slot_of.item
+        slot_of, queues = self._slot_of.item, self._queues
         for shard, part in zip(shards, parts, strict=True):
-            self._queue_at(slot_of(shard), part)
+            slot = slot_of(shard)
+            if slot == HELD:
+                self._hold_back(part)
+            else:
+                queues[slot].append(part)
 
     def wait_ahead(self, upstream: Peer) -> None:
         """Let what this upstream sends from now on wait for the next epoch."""

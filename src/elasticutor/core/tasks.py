@@ -107,8 +107,10 @@ class TaskView:
             share: If no more tuples of the epoch come: how many of those that wait it should take
                 at most, so that no task has a large chunk to itself when the others are done.
         """
-        if self.full(config):
-            return 0
+        return 0 if self.full(config) else self.next_rows(config, share, backlog)
+
+    def next_rows(self, config: ExecutorConfig, share: int | None, backlog: int) -> int:
+        """The same, for a task whose window is known not to be full."""
         if self.row_s is None:
             return min(config.first_chunk_rows, config.max_chunk_rows)
         chunk_s = max(config.chunk_s, config.bulk_s) if self._cheap(config) else config.chunk_s

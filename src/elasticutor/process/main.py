@@ -112,8 +112,12 @@ class MainProcess(Actor):
 
     def take(self, message: Any) -> None:
         """Handle a message; one that comes late is ignored, one that cannot be is dropped."""
-        try:
+        handler = self.handlers.get(type(message))
+        if handler is None:
             super().take(message)
+            return
+        try:
+            handler(self, message)
         except LATE:
             return
         except BadValueError as error:
@@ -169,8 +173,10 @@ class MainProcess(Actor):
     def _on_result(self, message: Result) -> None:
         sender = self._sender_of(message) if self._returns else None
         outputs = tuple(
-            ev.Output(sender or out.destination, out.packet, out.size, out.packet.rows)
-            for out in message.outputs
+            [
+                ev.Output(sender or out.destination, out.packet, out.size, out.packet.rows)
+                for out in message.outputs
+            ]
         )
         before = self._core.inside_rows if self._shares_store else 0
         chunk, did = message.chunk, (message.useful_s, outputs, message.row_seconds)
@@ -344,20 +350,29 @@ class MainProcess(Actor):
     # What the core asks for
 
     def _dispatch(self, order: do.Dispatch) -> None:
-        if all(type(part.batch.content) is RowPacket for part in order.parts):
-            self._mail.send(_task(order.task), self._row_chunk(order))
+        chunk = self._row_chunk(order)
+        if chunk is not None:
+            self._mail.send(_task(order.task), chunk)
             return
         births, shards, rows, data = self._gather(order)
         chunk = Chunk(order.attempt, order.epoch, order.chunk, rows, births, shards, data)
         self._mail.send(_task(order.task), chunk)
 
-    def _row_chunk(self, order: do.Dispatch) -> RowChunk:
-        """The tuples of a chunk, each as it came."""
+    def _row_chunk(self, order: do.Dispatch) -> RowChunk | None:
+        """The tuples of a chunk, each as it came; None if some have come in a batch."""
         born_us: list[int] = []
         shards: list[int] = []
         packed: list[bytes] = []
         for part in order.parts:
-            packet: RowPacket = part.batch.content
+            packet: Packet | RowPacket = part.batch.content
+            if type(packet) is not RowPacket:
+                return None
+            if part.count == 1:
+                place = part.rows.item()
+                shards.append(part.shards.item())
+                born_us.append(packet.born_us[place])
+                packed.append(packet.packed[place])
+                continue
             shards += part.shards.tolist()
             for place in part.rows.tolist():
                 born_us.append(packet.born_us[place])

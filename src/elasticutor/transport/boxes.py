@@ -107,8 +107,8 @@ class Inbox:
 
     def look(self) -> None:
         """Take in what has arrived, for `next` to give out."""
-        self._links.require_usable()
         if self._closed:
+            self._links.require_usable()
             raise ProtocolError(f"inbox {self.name!r}", "be open", "closed")
         self._links.look()
 
@@ -276,8 +276,8 @@ class StreamOutbox(Outbox):
 
     def send(self, frames: Frames) -> None:
         """Send one message; as `Outbox.send`, with fewer steps for one of a single frame."""
-        if len(frames) == 1 and type(frames[0]) is bytes and not self._closed:
-            self._links.require_usable()
+        single = len(frames) == 1 and type(frames[0]) is bytes
+        if single and self._links.usable and not self._closed:
             self._sender.send_single(frames[0])
         else:
             self.send_all([frames])

@@ -31,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
+from weakref import WeakSet
 
 import zmq
 
@@ -76,13 +77,13 @@ _KEEPALIVE_S: Final = (
 _MAX_SOCKETS: Final = 16_384  # libzmq's own default, 1023, is fewer than a large topology's peers
 _DISCARD_PORT: Final = 9  # any port would do: nothing is sent
 
-_forks = 0
-"""How often this process's ancestors have forked on the way to it; to compare it costs nothing."""
+_made: WeakSet[Links] = WeakSet()
+"""Those of this process and of its ancestors."""
 
 
 def _forked() -> None:
-    global _forks
-    _forks += 1
+    for links in _made:
+        links.usable = False
 
 
 os.register_at_fork(after_in_child=_forked)
@@ -140,7 +141,8 @@ class Links:
         self._ipc_dir = ipc_dir
         self._host = host
         self._pid = os.getpid()
-        self._forks = _forks
+        #: Whether it is open, and of this very process: looked at before every use.
+        self.usable = True
         self._closed = False
         self._inboxes: dict[str, Inbox] = {}
         self._outboxes: dict[Endpoint, Outbox] = {}
@@ -152,6 +154,7 @@ class Links:
         self._scratch: memoryview | None = None
         self._children: list[Links] = []
         self._polled = False
+        _made.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -177,25 +180,27 @@ class Links:
         Sends on what the system did not take at once. Returns whether anything has happened.
         """
         self._polled = True
-        if self._parting:
-            self._let_go()
         if self._holds_messages():
             self._poller.poll(0.0)
             return True
-        left = max(0.0, timeout_s)
-        until = time.monotonic() + left
+        if self._parting:
+            self._let_go()
+        left = timeout_s if timeout_s > 0.0 else 0.0
+        until = 0.0 if left == 0.0 else time.monotonic() + left
         while True:
             if self._unconnected:
                 self._connect_late()
-            most = min(_RETRY_S, left) if self._unconnected else left
-            if self._poller.poll(most):
+            if self._poller.poll(min(_RETRY_S, left) if self._unconnected else left):
                 return True
-            left = until - time.monotonic()
-            if left <= 0:
+            if left:
+                left = until - time.monotonic()
+            if left <= 0.0:
                 return False
 
     def look(self) -> None:
         """Take in what has come, unless `wait` has just done so."""
+        if not self.usable:
+            self.require_usable()
         if not self._polled:
             self.wait(0.0)
         self._polled = False
@@ -339,7 +344,7 @@ class Links:
             sender.drain(min(until, limit))
             sender.close()
         self._parting.clear()
-        self._closed = True
+        self._closed, self.usable = True, False
         self._poller.close()
         if self._doorkeeper is not None:
             self._doorkeeper.stop()
@@ -353,7 +358,7 @@ class Links:
             ProtocolError: in either case. After a fork both processes would write to the same
                 connections, and the threads that carry them exist in the parent only.
         """
-        if _forks != self._forks:
+        if os.getpid() != self._pid:
             raise ProtocolError(
                 "links",
                 f"be used in the process that made them, {self._pid}",

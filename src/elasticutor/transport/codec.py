@@ -163,7 +163,7 @@ def decode(frames: Sequence[Buffer]) -> Any:
         WireError: They are none.
     """
     try:
-        views = list(map(memoryview, frames))
+        views = [memoryview(frame) for frame in frames]
         magic, version, kind = _HEAD.unpack_from(views[0])
         if magic != MAGIC or version != VERSION:
             raise WireError("message", f"begin with {MAGIC:#x} {VERSION}", f"{magic:#x} {version}")
@@ -315,6 +315,8 @@ def _output(views: Sequence[memoryview]) -> Outgoing:
 
 
 # Few tuples ---------------------------------------------------------------------------------------
+# Numbers and names are taken as what they stand for without a call of `Peer`, `Attempt` and so on,
+# which would be a function call for each.
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -348,13 +350,14 @@ def _row_tuples(message: Tuples, packet: RowPacket) -> Frames:
 
 def _decode_row_tuples(views: Sequence[memoryview]) -> Tuples:
     (view,) = views
-    sender, attempt, size, *rows = _unpack_tuples(view[_HEAD.size :])
-    return Tuples(Peer(sender), Attempt(attempt), size, _row_packet(*rows))
+    sender, attempt, size, born_us, hashes, packed = _unpack_tuples(view[_HEAD.size :])
+    return Tuples(sender, attempt, size, _row_packet(born_us, hashes, packed))
 
 
 def _row_packet(born_us: list[int], hashes: list[int], packed: list[bytes]) -> RowPacket:
     rows = len(packed)
-    _require(len(born_us) == rows > 0 and len(hashes) in (0, rows), f"{rows} packed rows")
+    if not len(born_us) == rows > 0 or (hashes and len(hashes) != rows):
+        raise WireError("message", "fit together", f"{rows} packed rows")
     return RowPacket(born_us, hashes, packed)
 
 
@@ -367,8 +370,9 @@ def _encode_row_chunk(message: RowChunk) -> Frames:
 def _decode_row_chunk(views: Sequence[memoryview]) -> RowChunk:
     (view,) = views
     attempt, epoch, chunk, born_us, shards, packed = _unpack_chunk(view[_HEAD.size :])
-    _require(len(born_us) == len(shards) == len(packed) > 0, f"{len(packed)} packed rows")
-    return RowChunk(Attempt(attempt), Epoch(epoch), ChunkId(chunk), born_us, shards, packed)
+    if not len(born_us) == len(shards) == len(packed) > 0:
+        raise WireError("message", "fit together", f"{len(packed)} packed rows")
+    return RowChunk(attempt, epoch, chunk, born_us, shards, packed)
 
 
 def _row_result(message: Result) -> Frames:
@@ -386,15 +390,11 @@ def _decode_row_result(views: Sequence[memoryview]) -> Result:
     (view,) = views
     unpacked = _unpack_result(view[_HEAD.size :])
     task, attempt, chunk, rows, useful_s, row_seconds, outputs = unpacked
-    return Result(
-        TaskId(task),
-        Attempt(attempt),
-        ChunkId(chunk),
-        useful_s,
-        row_seconds,
-        [Outgoing(Peer(to), size, _row_packet(*packet)) for to, size, *packet in outputs],
-        rows,
-    )
+    packets = [
+        Outgoing(to, size, _row_packet(born_us, hashes, packed))
+        for to, size, born_us, hashes, packed in outputs
+    ]
+    return Result(task, attempt, chunk, useful_s, row_seconds, packets, rows)
 
 
 # Everything else ----------------------------------------------------------------------------------

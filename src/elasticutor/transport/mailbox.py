@@ -200,10 +200,12 @@ class Mailbox:
         """The messages that are here now."""
         inbox = self._inbox
         inbox.look()
-        for turn in range(limit):
+        turn = 0
+        while turn < limit:
             frames = inbox.next(turn)
             if frames is None:
                 break
+            turn += 1
             try:
                 message = decode(frames)
             except WireError as error:

@@ -76,12 +76,12 @@ class Poller:
                 if not select.select([self._epoll_fd], (), (), timeout_s)[0]:
                     return False
                 timeout_s = 0.0
-            ready = [fd for fd, _ in self._epoll.poll(timeout_s, _MOST_EVENTS)]
+            ready = self._epoll.poll(timeout_s, _MOST_EVENTS)
         else:
             assert self._selector is not None
-            ready = [key.fd for key, _ in self._selector.select(timeout_s)]
+            ready = [(key.fd, events) for key, events in self._selector.select(timeout_s)]
         found = False
-        for fd in ready:
+        for fd, _ in ready:
             handler = self._handlers.get(fd)  # an earlier handler may have closed it
             if handler is not None and handler():
                 found = True
