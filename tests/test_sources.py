@@ -395,3 +395,29 @@ def test_a_reader_of_ones_own_needs_poll_only() -> None:
     assert ticks.offset is None
     assert 0 < ticks.wait_s(START) < 1
     ticks.close()
+
+
+def test_few_tuples_that_are_due_come_as_rows_with_the_time_of_each() -> None:
+    generator = Generator(rate=1000, keys=9, payload=3, rows=2000, seed=5)
+    as_rows, as_batches = (generator.open(0, 1, None) for _ in range(2))
+    now, due = START, 0
+    while not as_rows.exhausted:
+        few = as_rows.poll_rows(now, 4)
+        offer = as_batches.poll(now, 4)
+        assert offer is not None
+        assert few is not None
+        assert few.rows == [tuple(row.values()) for row in offer.batch.to_pylist()]
+        assert few.due_us[0] == round(offer.born * 1e6)
+        assert few.due_us == sorted(few.due_us)
+        assert as_rows.offset == as_batches.offset
+        due += len(few.rows)
+        now += 0.003
+    assert due == 2000
+
+
+def test_more_rows_than_were_asked_for_do_not_come_singly() -> None:
+    reader = Generator(rate=1000, keys=9, seed=5).open(0, 1, None)
+    assert reader.poll_rows(START, 4) is not None
+    assert reader.poll_rows(START + 1.0, 4) is None
+    assert reader.poll_rows(START, 4) is None  # nothing is due
+    assert IterableSource([{"n": 1}], schema="n long").open(0, 1, None).poll_rows(START, 4) is None

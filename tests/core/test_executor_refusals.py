@@ -29,6 +29,7 @@ from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.ids import Attempt, ChunkId, Epoch, MoveId, NodeId, Peer, ShardId, TaskId
+from elasticutor.core.load import RowSeconds
 from elasticutor.core.moves import MovePhase
 from elasticutor.errors import (
     BadValueError,
@@ -227,7 +228,8 @@ def restoring() -> Rig:
 def tuples(
     shards: Any = (0, 1), size: Any = 10, upstream: Peer = U, attempt: Attempt = NOW
 ) -> ev.TuplesArrived:
-    array = shards if isinstance(shards, np.ndarray) else np.array(shards, dtype=np.int32)
+    whole = isinstance(shards, np.ndarray | list)
+    array = shards if whole else np.array(shards, dtype=np.int32)
     return ev.TuplesArrived(upstream, attempt, "content", array, size)
 
 
@@ -249,7 +251,7 @@ def answer(
 
 
 def progress(
-    rows: int, *, row_seconds: npt.NDArray[np.float64] | None = None, attempt: Attempt = NOW
+    rows: int, *, row_seconds: RowSeconds = None, attempt: Attempt = NOW
 ) -> Callable[[Rig], ev.ChunkProgressed]:
     """Task 0 is done with some tuples of its oldest chunk, which has two."""
 
@@ -357,6 +359,9 @@ VALUES: list[Refusal] = [
     ("huge shard", busy, tuples(np.array([10**12])), UnknownShardError),
     ("large shard", busy, tuples(np.array([2 * 10**9], dtype=np.int32)), UnknownShardError),
     ("truth for shards", busy, tuples(np.array([True, False])), UnknownShardError),
+    ("list with a shard too large", busy, tuples([0, 4]), UnknownShardError),
+    ("list with a negative shard", busy, tuples([-1]), UnknownShardError),
+    ("list of too many", busy, tuples([0] * 65), UnknownShardError),
     ("fraction of a shard", busy, ev.MoveAsked(1.5, T1), UnknownShardError),  # type: ignore[arg-type]
     ("negative credit", busy, ev.CreditGranted(D, NOW, -1), BadValueError),
     *(
@@ -421,6 +426,8 @@ FLOW: list[Refusal] = [
     ("none of a chunk", busy, progress(0), OutOfOrderError),
     ("all of a chunk as a part of it", busy, progress(2), OutOfOrderError),
     ("times of more tuples", busy, progress(1, row_seconds=np.ones(2)), BadValueError),
+    ("list of times of more tuples", busy, progress(1, row_seconds=[1.0, 1.0]), BadValueError),
+    ("list with a negative time", busy, progress(1, row_seconds=[-1.0]), BadValueError),
     ("another's output", returning, answer(ev.Output(V, "x", 1)), OutOfOrderError),
 ]
 

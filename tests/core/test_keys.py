@@ -17,7 +17,13 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.keys import executors_of, key_hashes, shards_of
+from elasticutor.core.keys import (
+    executors_of,
+    key_hasher,
+    key_hashes,
+    shard_hasher,
+    shards_of,
+)
 from elasticutor.errors import BadValueError, UnsupportedKeyError
 
 NULL = 13224177006683112673
@@ -554,3 +560,48 @@ def test_hashes_of_the_wrong_type_are_refused(
 ) -> None:
     with pytest.raises(BadValueError, match="flat array of uint64"):
         tier(hashes, 2)
+
+
+# --- One key at a time -----------------------------------------------------------------------
+
+ONE_BY_ONE: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.int8(): st.integers(-128, 127),
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.uint64(): st.integers(0, 2**64 - 1),
+    pa.bool_(): st.booleans(),
+    pa.string(): st.text(max_size=8),
+    pa.large_string(): st.text(max_size=8),
+    pa.binary(): st.binary(max_size=8),
+}
+any_kind = st.sampled_from([*ONE_BY_ONE])
+
+
+@given(st.data(), st.lists(any_kind, min_size=1, max_size=3))
+def test_a_key_by_itself_hashes_as_it_does_in_columns(
+    data: st.DataObject, kinds: list[pa.DataType]
+) -> None:
+    key = [data.draw(st.none() | ONE_BY_ONE[kind]) for kind in kinds]
+    columns = [pa.array([value], kind) for value, kind in zip(key, kinds, strict=True)]
+    hashed = key_hasher(*kinds)
+    assert hashed is not None
+    assert [hashed(key)] == hashes_of(*columns)
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.float64(), pa.timestamp("us"), pa.decimal128(9, 2), CITY, pa.list_(pa.int8())]
+)
+def test_keys_whose_values_only_columns_tell_apart_are_not_hashed_singly(kind: pa.DataType) -> None:
+    assert key_hasher(kind) is None
+    assert key_hasher(pa.int64(), kind) is None
+    assert key_hasher() is None
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), max_size=20), st.sampled_from([1, 2, 3, 100, 256]))
+def test_few_hashes_have_the_shards_that_arrays_have(hashes: list[int], shards: int) -> None:
+    assert shard_hasher(shards)(hashes) == shards_of(np.array(hashes, np.uint64), shards).tolist()
+
+
+@pytest.mark.parametrize("shards", [0, -1, 2**31])
+def test_a_number_of_shards_that_cannot_be_is_refused(shards: int) -> None:
+    with pytest.raises(BadValueError, match="number of shards"):
+        shard_hasher(shards)

@@ -1,4 +1,4 @@
-"""How often participants report."""
+"""How often participants report, and how often sources send."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.pacing import MOST_REPORTS_S, report_every_s
+from elasticutor.core.pacing import (
+    LEAST_GAP_S,
+    MOST_GAP_S,
+    MOST_REPORTS_S,
+    next_gap_s,
+    report_every_s,
+)
 from elasticutor.errors import BadValueError
 
 
@@ -34,3 +40,28 @@ def test_never_stays_never() -> None:
 def test_what_cannot_be_is_refused(asked_s: float, senders: int) -> None:
     with pytest.raises(BadValueError, match="be at least 0"):
         report_every_s(asked_s, senders)
+
+
+def settled(gap_s: float, idle: float) -> float:
+    for _ in range(20):
+        gap_s = next_gap_s(gap_s, idle)
+    return gap_s
+
+
+gaps = st.floats(LEAST_GAP_S, MOST_GAP_S)
+
+
+@given(gaps)
+def test_packets_get_rare_on_a_busy_machine_and_frequent_on_an_easy_one(gap_s: float) -> None:
+    assert settled(gap_s, idle=0.01) == MOST_GAP_S
+    assert settled(gap_s, idle=0.5) == LEAST_GAP_S
+
+
+@given(gaps, st.floats(0.0, 1.0))
+def test_the_gap_between_packets_stays_within_its_bounds(gap_s: float, idle: float) -> None:
+    assert LEAST_GAP_S <= next_gap_s(gap_s, idle) <= MOST_GAP_S
+
+
+@given(gaps)
+def test_between_busy_and_easy_the_gap_stays_as_it_is(gap_s: float) -> None:
+    assert next_gap_s(gap_s, idle=0.09) == gap_s

@@ -70,11 +70,15 @@ class AnyUse(RuleBasedStateMachine):
             if self.slot_of[shard] == slot and upstream not in self.parked
         )
 
-    @rule(upstream=upstreams, batch=batches)
-    def tuples_arrive(self, upstream: Peer, batch: list[ShardId]) -> None:
+    @rule(upstream=upstreams, batch=batches, singly=st.booleans())
+    def tuples_arrive(self, upstream: Peer, batch: list[ShardId], singly: bool) -> None:
         content = list(range(self.serial, self.serial + len(batch)))
         self.serial += len(batch)
-        self.receiver.arrive(upstream, content, array(*batch), 10 * len(batch), 0.0)
+        if singly:
+            numbers = [int(shard) for shard in batch]
+            self.receiver.arrive_singly(upstream, content, numbers, 10 * len(batch), 0.0)
+        else:
+            self.receiver.arrive(upstream, content, array(*batch), 10 * len(batch), 0.0)
         for shard, serial in zip(batch, content, strict=True):
             if upstream in self.ahead:
                 self.ahead[upstream].append((shard, serial))
@@ -284,7 +288,10 @@ def test_tuples_of_a_shard_are_handed_out_as_they_arrived_from_whichever_upstrea
     for number, (what, upstream, shard) in enumerate(history):
         if what == "arrive":
             assert upstream is not None
-            receiver.arrive(upstream, number, array(shard), 10, 0.0)
+            if number % 3:
+                receiver.arrive(upstream, number, array(shard), 10, 0.0)
+            else:
+                receiver.arrive_singly(upstream, number, [int(shard)], 10, 0.0)
         elif what == "hold":
             receiver.hold([shard])
         elif what == "release":
@@ -294,6 +301,19 @@ def test_tuples_of_a_shard_are_handed_out_as_they_arrived_from_whichever_upstrea
             for part in receiver.take(slots[number % 2], 3, one_upstream=False)[0]:
                 taken[str(part.shards[0])].append(part.batch.content)
     assert all(order == sorted(order) for order in taken.values())
+
+
+def test_few_tuples_are_parts_of_their_own_and_many_are_one() -> None:
+    receiver, one, _ = two_tasks()
+    receiver.arrive_singly(U, "few", [0, 0], 20, 0.0)
+    receiver.arrive(U, "many", array(0, 0), 20, 0.0)
+    taken, rows = receiver.take(one, 9, one_upstream=False)
+    assert [(part.batch.content, part.rows.tolist()) for part in taken] == [
+        ("few", [0]),
+        ("few", [1]),
+        ("many", [0, 1]),
+    ]
+    assert rows == 4
 
 
 @pytest.mark.parametrize(("rows", "count"), [(8, 10), (7, 5), (10, 10), (3, 3)])

@@ -1,11 +1,13 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.ids import Attempt, ChunkId, Epoch, MoveId, ShardId, TaskId
 from elasticutor.core.task import Task
-from elasticutor.core.task_inbox import TaskInbox, Work
+from elasticutor.core.task_inbox import SingleWork, TaskInbox, Work
 from elasticutor.errors import OutOfOrderError, StaleAttemptError
 from elasticutor.state.backend import MemoryBackend
 from elasticutor.state.cache import Codec, StateCache
@@ -364,3 +366,27 @@ def test_writing_ahead_goes_on_with_what_a_flush_has_set_apart() -> None:
     assert [answer for answer in steps if answer] == [ev.ShardWritten(T, MoveId(3), 6)]
     assert rig.store.contents() == {b"a": b"1", b"b": b"1", b"c": b"1"}
     assert labelled(rig).size == 2
+
+
+uses = st.lists(
+    st.tuples(st.sampled_from(["begin", "leave out", "report"]), st.integers(0, 3)), max_size=12
+)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), uses)
+def test_a_chunk_of_few_tuples_is_used_like_any_other(
+    shards: list[int], history: list[tuple[str, int]]
+) -> None:
+    work = Work(ChunkId(0), np.array(shards, np.int32))
+    single = SingleWork(ChunkId(0), list(shards))
+    for what, number in history:
+        if what == "begin":
+            assert single.begin(number) == work.begin(number).tolist()
+        elif what == "leave out":
+            assert single.leave_out(ShardId(number)) == work.leave_out(ShardId(number))
+        else:
+            assert single.report() == work.report()
+        assert single.left == work.left.tolist()
+        assert single.unreported == work.unreported
+        owed = [single.owes(ShardId(shard)) for shard in range(4)]
+        assert owed == [work.owes(ShardId(shard)) for shard in range(4)]

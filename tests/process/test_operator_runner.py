@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from elasticutor.bench.operators import COUNTS_AND_SUMS, CountAndSum, CountAndSumBatch
 from elasticutor.core.ids import Attempt, ChunkId, Epoch, ShardId
 from elasticutor.core.keys import key_hashes, shards_of
-from elasticutor.core.task_inbox import Work
+from elasticutor.core.task_inbox import SingleWork, Work
 from elasticutor.errors import BadValueError, StaleAttemptError
 from elasticutor.operator import BatchState, Operator, OperatorError, State
 from elasticutor.process import chunk_run
 from elasticutor.process import operator_runner as operating
-from elasticutor.process.chunk_run import ChunkRun, Done
+from elasticutor.process.chunk_run import ChunkRun, Done, SingleRun
 from elasticutor.process.operator_runner import OperatorRunner
 from elasticutor.state.backend import MemoryBackend
 from elasticutor.state.cache import Codec, StateCache
@@ -588,3 +588,65 @@ def test_rows_are_looked_up_from_about_every_fifth_of_a_millisecond(
     run = begun(rig, ["a"] * 40, [1] * 40, parts=[40])
     run.advance(counted)
     assert count[0] <= most
+
+
+# Few tuples, each by itself -----------------------------------------------------------------------
+
+
+def single(rig: Rig, rows: list[tuple[Any, ...]], numbers: list[int]) -> SingleRun:
+    return SingleRun(rig.runner, rows, SingleWork(ChunkId(0), numbers))
+
+
+@given(chunks, st.data())
+def test_few_tuples_are_processed_as_a_batch_of_them_is(
+    chunks: list[list[tuple[int, int]]], data: st.DataObject
+) -> None:
+    in_batches, singly = (
+        Rig(CountAndSum(), input=COUNTED, key=("key",), output=COUNTS_AND_SUMS) for _ in range(2)
+    )
+    for chunk in chunks:
+        keys, times = [key for key, _ in chunk], [time for _, time in chunk]
+        numbers = shards_of(key_hashes(pa.array(keys, pa.int64())), 16).tolist()
+        run = single(singly, chunk, numbers)
+        made: list[Any] = []
+        while len(run.work.left):
+            run.advance(looks(*data.draw(st.lists(st.booleans(), max_size=3))))
+            done = run.report()
+            assert len(done.ends) == len(done.places)
+            assert run.rows_of(done) == [chunk[place] for place in done.places]
+            made += done.rows_out
+        assert made == in_batches.outputs(keys, times)
+
+
+def test_few_tuples_stop_between_two_and_go_on_without_those_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocked(monkeypatch, 1.0)  # there is a look after every row
+    rig = Rig(Record(lambda key, row, state: [(key, row.n)] * row.n))
+    run = single(rig, [("a", 0), ("b", 1), ("c", 2), ("d", 3), ("e", 4)], [1, 2, 1, 2, 1])
+    run.advance(looks(False, True))
+    assert run.work.unreported == 2
+    first = run.report()
+    assert (first.rows_out, first.ends, first.places) == ([("b", 1)], [0, 1], [0, 1])
+    assert run.work.leave_out(ShardId(1)) == 2
+    run.advance(looks())
+    rest = run.report()
+    assert (rest.rows_out, rest.ends, rest.places) == ([("d", 3)] * 3, [3], [3])
+    assert len(run.work.left) == 0
+
+
+def test_the_key_of_several_columns_is_a_tuple_for_single_tuples_too() -> None:
+    seen: list[Any] = []
+    rig = Rig(Record(lambda key, row, state: seen.append((key, row.n))), key=("n", "user"))
+    single(rig, [("a", 7)], [0]).advance(looks())
+    assert seen == [((7, "a"), 7)]
+
+
+def test_an_output_of_single_tuples_that_does_not_fit_names_key_and_row() -> None:
+    rig = Rig(Record(lambda key, row, state: [(key, "one" if row.n == 2 else row.n)]))
+    run = single(rig, [("a", 1), ("b", 2)], [0, 0])
+    run.advance(looks())
+    done = run.report()
+    with pytest.raises(OperatorError, match=r"column 'total'.*'one'") as caught:
+        rig.runner.written_of(done.rows_out, done.ends, run.rows_of(done))
+    assert "'b'" in str(caught.value)

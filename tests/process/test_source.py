@@ -20,11 +20,13 @@ from elasticutor.core.coordinator import (
 )
 from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer
 from elasticutor.core.repartition import PauseUpstream
+from elasticutor.process.rows import MisfitError
 from elasticutor.process.source import SourceProcess, batch_rows
 from elasticutor.runtime.specs import Route, Site, SourceSpec, Tempo
-from elasticutor.sources import Offer, Reader, Source
+from elasticutor.sources import Offer, Reader, RowOffer, Source
 from elasticutor.transport import messages as say
 from elasticutor.transport.codec import Credit, Tuples
+from elasticutor.transport.row_packets import RowPacket
 
 row_bytes = st.floats(1.0, 1e9)
 
@@ -84,16 +86,23 @@ class ClicksReader(Reader):
 class SourceRig:
     """A source's process, without a process."""
 
-    def __init__(self, *, checkpointed: bool = True, shards: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        checkpointed: bool = True,
+        shards: int = 0,
+        source: Source | None = None,
+        by_rows: bool = False,
+    ) -> None:
         none = cast("Any", None)
         spec = SourceSpec(
             Site("run-1", NodeId("n0"), "", "", none, none),
             WHO,
-            cloudpickle.dumps(Clicks()),
+            cloudpickle.dumps(source or Clicks()),
             SCHEMA,
             0,
             1,
-            (Route("counts", ("n",), (COUNTS,), shards),),
+            (Route("counts", ("n",), (COUNTS,), shards, by_rows),),
             1 << 20,
             Tempo(),
             checkpointed,
@@ -241,3 +250,82 @@ def test_an_epoch_that_ends_before_the_source_has_started_is_passed_over() -> No
     rig.end(1, 1)
     rig.commit(1, 1)
     assert rig.mail.sent == []
+
+
+# Few tuples ---------------------------------------------------------------------------------------
+
+
+class Scheduled(Reader):
+    """Has rows at hand, and knows when the next are due."""
+
+    knows_when = True
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+        self.polled = 0
+
+    def poll_rows(self, now: float, most: int) -> RowOffer | None:
+        few, self.rows = self.rows[:2], self.rows[2:]
+        return RowOffer([(n,) for n in few], [10 * n for n in range(len(few))]) if few else None
+
+    def poll(self, now: float, max_rows: int) -> Offer | None:
+        self.polled += 1
+        return None
+
+    def wait_s(self, now: float) -> float:
+        return 0.7
+
+
+class Rows(Clicks):
+    rows: ClassVar[list[Any]] = []
+
+    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
+        return Scheduled(list(self.rows))
+
+
+def by_rows(rows: list[Any]) -> SourceRig:
+    Rows.rows = rows
+    rig = SourceRig(source=Rows(), by_rows=True)
+    rig.start(1)
+    return rig
+
+
+def test_rows_at_hand_are_sent_as_rows_with_the_time_when_each_was_due() -> None:
+    rig = by_rows([5, 6, 7])
+    rig.read(2)
+    sent = [message.packet for message in rig.sent(Tuples)]
+    assert [type(packet) for packet in sent] == [RowPacket, RowPacket]
+    assert [packet.open(SCHEMA)["n"].to_pylist() for packet in sent] == [[5, 6], [7]]
+    assert [packet.born_us for packet in sent] == [[0, 10], [0]]
+
+
+def test_a_source_that_knows_when_sleeps_until_then() -> None:
+    rig = by_rows([5])
+    assert rig.process.work() == pytest.approx(0.7)
+    assert len(rig.sent(Tuples)) == 1
+
+
+def test_rows_that_do_not_fit_are_converted_or_refused_as_a_batch_of_them() -> None:
+    rig = by_rows([np.int64(5)])
+    rig.read()
+    (sent,) = rig.sent(Tuples)
+    assert sent.packet.open(SCHEMA)["n"].to_pylist() == [5]
+    with pytest.raises(MisfitError, match="one"):
+        by_rows(["one"]).read()
+
+
+def test_a_small_batch_is_sent_as_rows_where_rows_are_wanted() -> None:
+    rig = SourceRig(by_rows=True)
+    rig.start(1)
+    rig.read()
+    (sent,) = rig.sent(Tuples)
+    assert isinstance(sent.packet, RowPacket)
+    assert sent.packet.open(SCHEMA)["n"].to_pylist() == [0]
+
+
+def test_rows_are_not_asked_for_where_batches_are_wanted() -> None:
+    Rows.rows = [5]
+    rig = SourceRig(source=Rows())
+    rig.start(1)
+    rig.read()
+    assert not rig.sent(Tuples)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from elasticutor.core.ids import Peer
 from elasticutor.core.keys import executors_of, key_hashes
-from elasticutor.runtime.routes import Router
+from elasticutor.runtime.routes import Router, RowRouter
 from elasticutor.runtime.specs import Route
 from elasticutor.transport.codec import Outgoing, Result, decode, encode
 from elasticutor.transport.packets import Births, born
@@ -81,10 +82,53 @@ def test_every_tuple_goes_to_the_one_executor_that_its_key_names(
             rows = expected[peer]
             opened = output.packet.open(batch.schema)
             assert opened.equals(batch.take(pa.array(rows)))  # in their order
-            assert output.packet.hashes.tolist() == hashes[rows].tolist()
+            assert list(output.packet.hashes) == hashes[rows].tolist()
             assert ages(output.packet.births) == [ages(births)[row] for row in rows]
             assert output.packet.rows == len(rows)
             assert output.size == output.packet.size
+
+
+@settings(max_examples=150)
+@given(streams())
+def test_few_tuples_go_the_same_ways_one_by_one_as_in_a_batch(
+    stream: tuple[pa.RecordBatch, Births, list[Route]],
+) -> None:
+    batch, births, routes = stream
+    if not batch.num_rows:
+        return
+    router = RowRouter.of([replace(way, by_rows=True) for way in routes], batch.schema)
+    assert router is not None
+    split = router.split([tuple(row.values()) for row in batch.to_pylist()], ages(births))
+    assert split is not None
+    singly, whole = by_peer(split), by_peer(Router(routes).split(batch, births))
+    assert singly.keys() == whole.keys()
+    for peer, output in singly.items():
+        other = whole[peer].packet
+        assert output.packet.open(batch.schema).equals(other.open(batch.schema))
+        assert list(output.packet.hashes) == list(other.hashes)
+        assert ages(output.packet.births) == ages(other.births)
+        assert output.size == output.packet.size
+
+
+def test_a_row_that_is_not_exactly_of_the_schema_is_left_to_the_batch() -> None:
+    router = RowRouter.of([replace(SINK, by_rows=True)], pa.schema([("n", pa.float64())]))
+    assert router is not None
+    assert router.split([(1.5,), (1,)], [0, 0]) is None
+
+
+@pytest.mark.parametrize(
+    "routes",
+    [
+        [],
+        [SINK],
+        [replace(SINK, by_rows=True), Route("a", ("n",), (Peer("a.0"),))],
+        [Route("a", ("n",), (Peer("a.0"),), shards=4, by_rows=True)],
+        [Route("a", ("x",), (Peer("a.0"),), by_rows=True)],
+    ],
+    ids=["none", "sink of batches", "one of batches", "table of shards", "key hashed by column"],
+)
+def test_rows_are_not_routed_where_a_batch_is_needed(routes: list[Route]) -> None:
+    assert RowRouter.of(routes, pa.schema([("n", pa.int64()), ("x", pa.float64())])) is None
 
 
 @settings(max_examples=60)

@@ -47,12 +47,14 @@ from elasticutor.transport.codec import (
     Kind,
     Outgoing,
     Result,
+    RowChunk,
     Tuples,
     WireError,
     decode,
     encode,
 )
 from elasticutor.transport.packets import NO_HASHES, Packet, born
+from elasticutor.transport.row_packets import RowPacket
 
 SMALL = 2 * 1024 * 1024
 """What a small message may take at most, in bytes."""
@@ -152,7 +154,38 @@ def packets(draw: st.DrawFn, least: int = 0) -> Packet:
     return Packet.of(batch, draw(births_of(rows)), hashes)
 
 
+positive = st.integers(0, 2**63 - 1)
+
+
+@st.composite
+def row_packets(draw: st.DrawFn) -> RowPacket:
+    packed = draw(st.lists(st.binary(max_size=9), min_size=1, max_size=5))
+    hashes = [draw(st.integers(0, 2**64 - 1)) for _ in packed] if draw(st.booleans()) else []
+    return RowPacket([draw(integers) for _ in packed], hashes, packed)
+
+
+@st.composite
+def row_chunks(draw: st.DrawFn) -> RowChunk:
+    packet = draw(row_packets())
+    shards = [draw(st.integers(0, 2**31 - 1)) for _ in packet.packed]
+    ids: Any = [draw(positive) for _ in range(3)]
+    made: Any = RowChunk
+    chunk: RowChunk = made(*ids, packet.born_us, shards, packet.packed)
+    return chunk
+
+
 tuples = st.builds(Tuples, peers, integers, st.integers(0, 2**62), packets())
+row_tuples = st.builds(Tuples, peers, positive, positive, row_packets())
+row_results = st.builds(
+    Result,
+    positive,
+    positive,
+    positive,
+    st.floats(0, 1e9),
+    st.none() | st.lists(st.floats(0, 1e9), min_size=1, max_size=4),
+    st.lists(st.builds(Outgoing, peers, positive, row_packets()), min_size=1, max_size=3),
+    positive,
+)
 grants = st.builds(Credit, peers, integers, integers)
 
 
@@ -176,7 +209,8 @@ results = st.builds(
     st.none() | st.integers(1, 5).map(lambda rows: np.linspace(0, 1, rows * 2)[::2]),
     st.lists(outgoing, max_size=3),
 )
-data_messages = tuples | grants | chunks() | results
+row_messages = row_tuples | row_chunks() | row_results
+data_messages = tuples | grants | chunks() | results | row_messages
 any_message = data_messages | controls
 
 
@@ -190,6 +224,10 @@ def same(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, float):
         return struct.pack("d", one) == struct.pack("d", other)
+    if isinstance(one, RowPacket):
+        return all(
+            same(getattr(one, n), getattr(other, n)) for n in ("born_us", "hashes", "packed")
+        )
     if isinstance(one, Packet):
         return all(same(getattr(one, n), getattr(other, n)) for n in ("births", "hashes", "data"))
     if dataclasses.is_dataclass(one):
@@ -221,6 +259,14 @@ def test_every_control_message_comes_back_as_it_was(kind: type, data: st.DataObj
 @given(tuples | grants)
 def test_tuples_and_credits_come_back_as_they_were(message: Any) -> None:
     assert same(message, decode(as_shipped(encode(message))))
+
+
+@settings(max_examples=100)
+@given(row_messages)
+def test_messages_of_few_tuples_come_back_as_they_were_in_one_frame(message: Any) -> None:
+    frames = encode(message)
+    assert len(frames) == 1
+    assert same(message, decode(as_shipped(frames)))
 
 
 @settings(max_examples=60)
@@ -616,7 +662,9 @@ def damaged(draw: st.DrawFn) -> list[bytes]:
 
 def require_whole(message: Any) -> None:
     """Whether what came out is a message whose arrays fit together."""
-    assert type(message) in {Tuples, Credit, Chunk, Result, *control._MESSAGES}
+    assert type(message) in {Tuples, Credit, Chunk, RowChunk, Result, *control._MESSAGES}
+    if isinstance(message, RowChunk):
+        assert len(message.shards) == len(message.born_us) == len(message.packed) > 0
     if isinstance(message, Chunk):
         assert len(message.shards) == message.births[:, 1].sum() == message.rows > 0
     if isinstance(message, Tuples | Result):

@@ -88,6 +88,24 @@ def _order_swapped(self: Receiver, shard: ShardId, slot: int) -> None:
     self._queues[slot].extendleft(self._held.pop(shard, ()))
 
 
+def _single_tuples_pass_held_ones(
+    self: Receiver, upstream: Peer, content: Any, shards: list[int], size: int, now: float
+) -> None:
+    waiting = {shard: len(parts) for shard, parts in self._held.items()}
+    _RECEIVER_ARRIVE_SINGLY(self, upstream, content, shards, size, now)
+    for shard, parts in self._held.items():
+        before = waiting.get(shard, 0)
+        parts[:] = [*parts[before:], *parts[:before]]
+
+
+def _single_tuples_join_the_open_epoch(
+    self: Receiver, upstream: Peer, content: Any, shards: list[int], size: int, now: float
+) -> None:
+    ahead, self._ahead = self._ahead, {}
+    _RECEIVER_ARRIVE_SINGLY(self, upstream, content, shards, size, now)
+    self._ahead = ahead
+
+
 def _prepared_folded_too_early(self: Keeper, order: do.PersistIncrement) -> Iterator[Errand]:
     yield from _KEEPER_PERSIST(self, order)
     self.store.commit(order.epoch)
@@ -393,6 +411,7 @@ _CACHE_ENCODED = StateCache._encoded
 _CACHE_FLUSH_APART = StateCache._flush_apart
 _CACHE_WRITE_APART = StateCache._write_apart
 _OUTPUTS_ADD = Outputs.add
+_RECEIVER_ARRIVE_SINGLY = Receiver.arrive_singly
 _ROLLBACK_PROCEED = Rollback.proceed
 _COORDINATOR_ON_PREPARED = Coordinator._on_prepared
 
@@ -423,6 +442,14 @@ FURTHER = (
     Mutant(
         "nothing sent after the copy",
         _handler(keeper._HANDLERS, do.SendRest, _nothing_sent_after_the_copy),
+    ),
+    Mutant(
+        "single tuples pass held ones",
+        _method(Receiver, "arrive_singly", _single_tuples_pass_held_ones),
+    ),
+    Mutant(
+        "single tuples join the open epoch",
+        _method(Receiver, "arrive_singly", _single_tuples_join_the_open_epoch),
     ),
     Mutant("deletion forgotten", _method(Levels, "changed_records", _committed_deletion_forgotten)),
     Mutant(

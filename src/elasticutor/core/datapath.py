@@ -98,6 +98,7 @@ class DataPath:
                 return None
             must = f"be at most {MOST_SINGLES} whole numbers from 0 to {most - 1}"
             raise UnknownShardError("list of shards", must, shards)
+        assert isinstance(shards, np.ndarray)  # there are these two
         if shards.dtype.kind in "iu" and shards.ndim == 1:
             if len(shards) == 1 and 0 <= shards[0] < most:
                 return self.receiver.slots(shards), _ONE

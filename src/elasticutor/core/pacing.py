@@ -1,4 +1,4 @@
-"""How often participants report, so that the driver of a large run keeps up with all of them."""
+"""How often participants report, and how often sources send: as often as there is CPU for it."""
 
 from __future__ import annotations
 
@@ -28,3 +28,33 @@ def report_every_s(asked_s: float, senders: int) -> float:
     if not asked_s >= 0:
         raise BadValueError("interval", "be at least 0 s", asked_s)
     return max(asked_s, senders / MOST_REPORTS_S) if asked_s else 0.0
+
+
+LEAST_GAP_S: Final = 0.001
+MOST_GAP_S: Final = 0.003
+_BUSY, _EASY = 0.06, 0.12
+"""Shares of the machine's CPU time that are idle: below the one packets get fewer, above the other
+more frequent; between them nothing changes."""
+_STEP: Final = 1.5
+
+
+def next_gap_s(gap_s: float, idle: float) -> float:
+    """The least time between two packets of a source, given how idle its machine is.
+
+    A packet wakes up four processes, each of which takes about 0.1 ms of CPU before and beside the
+    tuples in it. While CPU is left, frequent packets make latency short. When hardly any is left,
+    the same CPU time is what tuples wait for: then fewer and fuller packets make it shorter.
+
+    Args:
+        gap_s: The time until now.
+        idle: The share of the machine's CPU time that was idle of late.
+
+    Example:
+        >>> next_gap_s(0.001, idle=0.02), next_gap_s(0.0015, idle=0.5), next_gap_s(0.002, idle=0.1)
+        (0.0015, 0.001, 0.002)
+    """
+    if idle < _BUSY:
+        return min(MOST_GAP_S, gap_s * _STEP)
+    if idle > _EASY:
+        return max(LEAST_GAP_S, gap_s / _STEP)
+    return gap_s

@@ -144,5 +144,5 @@ def require_times(useful_s: float, row_seconds: RowSeconds, rows: int) -> None:
         if len(row_seconds) != rows or not all(0.0 <= time < math.inf for time in row_seconds):
             must = f"be {rows} finite numbers, at least 0"
             raise BadValueError("time of each row", must, row_seconds)
-    elif row_seconds is not None:
+    elif isinstance(row_seconds, np.ndarray):
         require_amounts("time of each row", row_seconds, rows)

@@ -350,9 +350,9 @@ class MainProcess(Actor):
     # What the core asks for
 
     def _dispatch(self, order: do.Dispatch) -> None:
-        chunk = self._row_chunk(order)
-        if chunk is not None:
-            self._mail.send(_task(order.task), chunk)
+        few = self._row_chunk(order)
+        if few is not None:
+            self._mail.send(_task(order.task), few)
             return
         births, shards, rows, data = self._gather(order)
         chunk = Chunk(order.attempt, order.epoch, order.chunk, rows, births, shards, data)

@@ -170,7 +170,7 @@ class OperatorRunner:
         rows = map(self._make_row, zip(*columns, strict=True))
         return zip(keys, rows, map(self._handles.__getitem__, shards), strict=True)
 
-    def turns_of(self, rows: list[tuple[Any, ...]], shards: list[ShardId]) -> Turns:
+    def turns_of(self, rows: list[tuple[Any, ...]], shards: list[int]) -> Turns:
         """What the operator is given, given tuples of the input's values."""
         places = self._key_places
         if len(places) == 1:
@@ -178,7 +178,7 @@ class OperatorRunner:
             keys = [row[place] for row in rows]
         else:
             keys = [tuple([row[place] for place in places]) for row in rows]
-        handles = map(self._handles.__getitem__, shards)
+        handles: Iterator[KeyState] = map(self._handles.__getitem__, shards)  # type: ignore[arg-type]
         return zip(keys, map(self._make_row, rows), handles, strict=True)
 
     def keys(self, batch: pa.RecordBatch, columns: list[list[Any]]) -> list[Any]:
@@ -246,7 +246,7 @@ class OperatorRunner:
             return self._writer.batch(rows_out)
         except MisfitError as misfit:
             row = rows[bisect_right(ends, misfit.place)]
-            ((key, shown, _),) = self.turns_of([row], [ShardId(0)])
+            ((key, shown, _),) = self.turns_of([row], [0])
             raise self._misfit(misfit, key, shown) from misfit
 
     def _misfit(self, misfit: MisfitError, key: Any, row: Any) -> OperatorError:

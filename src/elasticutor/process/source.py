@@ -21,15 +21,17 @@ from elasticutor.core.coordinator import (
 )
 from elasticutor.core.flow import Outputs
 from elasticutor.core.ids import Attempt, Epoch, Peer
+from elasticutor.core.pacing import LEAST_GAP_S, next_gap_s
 from elasticutor.core.repartition import PauseUpstream, UpdateTable
 from elasticutor.errors import ProtocolError
 from elasticutor.process.actor import Actor
+from elasticutor.process.idle import IdleShare
 from elasticutor.process.rows import RowWriter, rows_of
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.failures import reporting
 from elasticutor.runtime.routes import Router, RowRouter
 from elasticutor.runtime.specs import SourceSpec
-from elasticutor.sources import Offer, Reader, Source
+from elasticutor.sources import Offer, Reader, RowOffer, Source
 from elasticutor.transport import messages as say
 from elasticutor.transport.codec import Credit, Outgoing, Tuples
 from elasticutor.transport.mailbox import DRIVER, Mailbox
@@ -37,12 +39,8 @@ from elasticutor.transport.packets import born, born_at
 from elasticutor.transport.row_packets import MOST_ROWS
 
 _IDLE_S = 1.0
-_COALESCE_S = 0.001
-"""The least time between two packets, unless they are full.
-
-A process that wakes up finds its caches cold and takes about 0.1 ms before it does anything, and
-every packet wakes four of them up. A stream of less than 500 tuples a second is not delayed.
-"""
+_PACE_S = 0.1
+"""How often the least time between two packets is set anew, by how idle the machine is."""
 _MOST_OFFERS = 16
 """Offers that are sent before messages are looked at."""
 _MOST_ROWS = 8192
@@ -72,6 +70,7 @@ class SourceProcess(Actor):
         self._router = Router(spec.routes, spec.who)
         self._row_router = RowRouter.of(spec.routes, spec.schema)
         self._writer = RowWriter(spec.schema)
+        self._asks_for_rows = False  # of the reader
         self._outputs = Outputs([], first=0, limit=0, returned=False)
         self._attempt = Attempt(0)
         self._offsets: dict[Epoch, Any] = {}  # where epochs ended that are not committed yet
@@ -81,6 +80,8 @@ class SourceProcess(Actor):
         self._row_bytes = 128.0
         self._credit_step = 0
         self._send_at = 0.0
+        self._gap_s = LEAST_GAP_S  # between two packets, unless they are full
+        self._idle = IdleShare()
         self._meter = _Meter(time.monotonic())
         self._routed: Counter[Peer] = Counter()  # rows by destination, since the last measurement
 
@@ -92,10 +93,17 @@ class SourceProcess(Actor):
         )
         self._mail.send(DRIVER, where)
         self.every(spec.tempo.measure_s, self._measure)
+        self.every(_PACE_S, self._pace)
         try:
             self.serve()
         finally:
+            self._idle.close()
             self._stop_reading()
+
+    def _pace(self) -> None:
+        idle = self._idle.take()
+        if idle is not None:
+            self._gap_s = next_gap_s(self._gap_s, idle)
 
     def work(self) -> float:
         """Send what is due; returns how long there is nothing to do."""
@@ -110,50 +118,58 @@ class SourceProcess(Actor):
                 return _IDLE_S
             early_s = self._send_at - time.monotonic()
             if early_s > 0:
-                return max(early_s, reader.wait_s(time.time())) if reader.knows_when else early_s
+                wait_s = reader.wait_s(time.time()) if reader.knows_when else 0.0
+                return min(_IDLE_S, max(early_s, wait_s))
+            now = time.time()
+            if self._asks_for_rows:
+                few = reader.poll_rows(now, MOST_ROWS)
+                if few is not None:
+                    self._send_rows(few)
+                    self._send_at = time.monotonic() + self._gap_s
+                    continue
             rows = batch_rows(self._row_bytes, self._credit_step)
-            offer = reader.poll(time.time(), rows)
-            if offer is None or not len(offer.batch):
+            offer = reader.poll(now, rows)
+            if offer is None or not offer.batch.num_rows:
                 left_s = 0.0 if _ended(reader) else reader.wait_s(time.time())
                 return min(_IDLE_S, max(0.0, left_s))
             self._send(offer)
-            if len(offer.batch) >= rows:
+            if offer.batch.num_rows >= rows:
                 return 0.0
-            self._send_at = time.monotonic() + _COALESCE_S
+            self._send_at = time.monotonic() + self._gap_s
         return 0.0
 
     def _send(self, offer: Offer) -> None:
-        count = len(offer.batch)
-        self._meter.sent(count, time.time() - offer.born)
+        batch, due_us = offer.batch, offer.due_us
+        packets = None
+        if self._row_router is not None and batch.num_rows <= MOST_ROWS:
+            if due_us is None:
+                each_us = [round(offer.born * 1e6)] * batch.num_rows
+            else:
+                each_us = due_us.tolist()
+            packets = self._row_router.split(rows_of(batch), each_us)
+        if packets is None:
+            births = born(offer.born, batch.num_rows) if due_us is None else born_at(due_us)
+            packets = self._router.split(batch, births)
+        self._send_packets(packets, batch.num_rows, offer.born)
+
+    def _send_rows(self, offer: RowOffer) -> None:
+        assert self._row_router is not None  # else nobody has asked for rows
+        packets = self._row_router.split(offer.rows, offer.due_us)
+        if packets is None:  # refused, or converted, as a batch of them is
+            batch = self._writer.batch(offer.rows)
+            packets = self._router.split(batch, born_at(np.array(offer.due_us, np.int64)))
+        self._send_packets(packets, len(offer.rows), offer.due_us[0] / 1e6)
+
+    def _send_packets(self, packets: list[Outgoing], count: int, born_s: float) -> None:
+        self._meter.sent(count, time.time() - born_s)
         size = 0
-        for output in self._packets(offer, count):
+        for output in packets:
             size += output.size
-            self._routed[output.destination] += output.packet.rows
-            self._outputs.add(
-                ev.Output(output.destination, output.packet, output.size, output.packet.rows)
-            )
+            rows = output.packet.rows
+            self._routed[output.destination] += rows
+            self._outputs.add(ev.Output(output.destination, output.packet, output.size, rows))
             self._flush(output.destination)
         self._row_bytes = size / count
-
-    def _packets(self, offer: Offer, count: int) -> list[Outgoing]:
-        """What is offered, cut into packets: of rows if they are few, and the takers like them."""
-        batch, due_us = offer.batch, offer.due_us
-        if self._row_router is not None and count <= MOST_ROWS:
-            rows = batch if isinstance(batch, list) else rows_of(batch)
-            if due_us is None:
-                born_us = [round(offer.born * 1e6)] * count
-            else:
-                born_us = due_us if isinstance(due_us, list) else due_us.tolist()
-            outputs = self._row_router.split(rows, born_us)
-            if outputs is not None:
-                return outputs
-        if isinstance(batch, list):
-            batch = self._writer.batch(batch)
-        if due_us is None:
-            births = born(offer.born, count)
-        else:
-            births = born_at(np.asarray(due_us, np.int64))
-        return self._router.split(batch, births)
 
     def _flush(self, peer: Peer) -> None:
         for order in self._outputs.send(peer, self._attempt):
@@ -211,7 +227,8 @@ class SourceProcess(Actor):
         self._send_at = 0.0
         self._reader = self._source.open(spec.task, spec.tasks, order.offset)
         self._reader.checkpointed = spec.checkpointed
-        self._reader.takes_rows = self._row_router is not None
+        has_rows = type(self._reader).poll_rows is not Reader.poll_rows
+        self._asks_for_rows = has_rows and self._row_router is not None
 
     def _stop_reading(self) -> None:
         reader, self._reader = self._reader, None

@@ -18,8 +18,17 @@ divided differently among offers.
 
 from __future__ import annotations
 
-from elasticutor.sources.base import Offer, Reader, Source
+from elasticutor.sources.base import Offer, Reader, RowOffer, Source
 from elasticutor.sources.generating import BLOCK_ROWS, Generator, HotKey
 from elasticutor.sources.iterable import IterableSource
 
-__all__ = ["BLOCK_ROWS", "Generator", "HotKey", "IterableSource", "Offer", "Reader", "Source"]
+__all__ = [
+    "BLOCK_ROWS",
+    "Generator",
+    "HotKey",
+    "IterableSource",
+    "Offer",
+    "Reader",
+    "RowOffer",
+    "Source",
+]

@@ -17,9 +17,7 @@ from elasticutor.schemas import SchemaLike
 class Offer:
     """Tuples that are due."""
 
-    batch: pa.RecordBatch | list[tuple[Any, ...]]
-    """A record batch; or, of a reader that has been told `takes_rows`, a list of rows, each a tuple
-    of exactly the schema's types. Few tuples are much cheaper as rows."""
+    batch: pa.RecordBatch
 
     born: float
     """When the oldest of them was due, in seconds since 1970.
@@ -28,8 +26,19 @@ class Offer:
     says how late.
     """
 
-    due_us: npt.NDArray[np.int64] | list[int] | None = None
+    due_us: npt.NDArray[np.int64] | None = None
     """When each of them was due, in microseconds since 1970, never falling; None: all together."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowOffer:
+    """Few tuples that are due, as rows: much cheaper than a batch of them."""
+
+    rows: list[tuple[Any, ...]]
+    """Values of exactly the schema's types: an `int` for an integer, a `str` for a string."""
+
+    due_us: list[int]
+    """When each of them was due, in microseconds since 1970, never falling."""
 
 
 class Reader(ABC):
@@ -52,10 +61,7 @@ class Reader(ABC):
     """Whether the run has a checkpoint, and `committed` is called; set before the first `poll`."""
 
     knows_when: bool = False
-    """Whether `wait_s` is exact, and may be asked at any time: then `poll` is not called in vain."""
-
-    takes_rows: bool = False
-    """Whether `poll` may return few tuples as a list of rows; set before the first one."""
+    """Whether `wait_s` is exact and may be asked at any time: then `poll` is not called in vain."""
 
     @abstractmethod
     def poll(self, now: float, max_rows: int) -> Offer | None:
@@ -64,6 +70,14 @@ class Reader(ABC):
         It should return within some milliseconds. One that must do slow I/O may do it here: its own
         process waits, so the markers that end an epoch do too, but no other source does.
         """
+
+    def poll_rows(self, now: float, most: int) -> RowOffer | None:
+        """What is due by now, as rows, if that is at least one and at most so many; else None.
+
+        Asked before `poll`, where whoever takes the tuples works on rows. For readers that have
+        rows at hand; to make them of a batch is no gain.
+        """
+        return None
 
     def wait_s(self, now: float) -> float:
         """Seconds until `poll` may have something; 0 for at once.

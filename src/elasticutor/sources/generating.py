@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from elasticutor.errors import BadValueError
-from elasticutor.sources.base import Offer, Reader, Source
+from elasticutor.sources.base import Offer, Reader, RowOffer, Source
 from elasticutor.sources.checks import require, require_whole
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -23,7 +23,6 @@ BLOCK_ROWS = 16_384
 """Tuples of a generator that are drawn at once: about a millisecond of work."""
 
 _AHEAD_ROWS = 512
-_FEW_ROWS = 64
 _POOL_BYTES = 8 * 1024 * 1024
 _MICROSECONDS = 1_000_000
 # Parts of seeds, so that no two uses of a generator's seed draw the same numbers.
@@ -376,10 +375,6 @@ class _GeneratorReader(Reader):
         if due <= first:
             return None
         self._next = self._tuples.piece(first, due)
-        if self.takes_rows and self._paced and self._next - first <= _FEW_ROWS:
-            begun = self._begun(now)
-            rows, due_us = self._tuples.rows(first, self._next, round(begun * _MICROSECONDS))
-            return Offer(rows, begun + self._tuples.due_s(first), due_us)
         batch = self._tuples.batch(first, self._next)
         if not self._paced:
             return Offer(batch, now)
@@ -388,6 +383,16 @@ class _GeneratorReader(Reader):
         if batch.num_rows > 1:
             due_us = batch.column(1).to_numpy() + round(begun * _MICROSECONDS)
         return Offer(batch, begun + self._tuples.due_s(first), due_us)
+
+    def poll_rows(self, now: float, most: int) -> RowOffer | None:
+        """All tuples that are due, if they are few."""
+        first = self._next
+        due = self._due(now, most + 1)
+        if not self._paced or not first < due <= first + most:
+            return None
+        self._next = self._tuples.piece(first, due)
+        begun_us = round(self._begun(now) * _MICROSECONDS)
+        return RowOffer(*self._tuples.rows(first, self._next, begun_us))
 
     def wait_s(self, now: float) -> float:
         """Until the next tuple is due."""

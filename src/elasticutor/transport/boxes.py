@@ -113,7 +113,7 @@ class Inbox:
         self._links.look()
 
     def next(self, turn: int) -> list[Any] | None:
-        """The next message that is here, at even turns rather one from near; None if there is none."""
+        """The next message that is here, at even turns from near if possible; None if none is."""
         near, far = self._near, self._far
         if self._pull_ready and not far:
             self._pull_some()

@@ -185,7 +185,7 @@ class Links:
             return True
         if self._parting:
             self._let_go()
-        left = timeout_s if timeout_s > 0.0 else 0.0
+        left = max(0.0, timeout_s)
         until = 0.0 if left == 0.0 else time.monotonic() + left
         while True:
             if self._unconnected:

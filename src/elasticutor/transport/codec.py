@@ -1,10 +1,10 @@
 """What processes tell each other, and how it becomes frames.
 
 The messages of the data path (tuples, credits, chunks, results) have binary headers and carry
-Arrow, or, if they have few tuples, are MessagePack as a whole (`elasticutor.transport.row_packets`);
-a label or a marker travels behind them on the same socket. Everything else is rare, and is
-one of the dataclasses of `elasticutor.core` or `elasticutor.transport.messages`, in a dialect of
-pickle that can say nothing else (`elasticutor.transport.control`).
+Arrow, or, if they have few tuples, are MessagePack as a whole (`transport.row_packets`); a label
+or a marker travels behind them on the same socket. Everything else is rare, and is one of the
+dataclasses of `elasticutor.core` or `elasticutor.transport.messages`, in a dialect of pickle that
+can say nothing else (`elasticutor.transport.control`).
 
 Only what comes from an authenticated peer gets as far as here. Even so, a message that does not
 decode is refused with `WireError`, whatever its bytes, at no more than its own size in memory: the
@@ -322,24 +322,24 @@ _Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Number = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _Shard = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 _Hash = Annotated[int, msgspec.Meta(ge=0)]
-_Rows = tuple[list[_Number], list[_Hash], list[bytes]]
+_Births = list[_Number]
+_Hashes = list[_Hash]
+_Packed = list[bytes]
 
 _pack = msgspec.msgpack.Encoder().encode
-_unpack_tuples = msgspec.msgpack.Decoder(tuple[str, _Size, _Size, *_Rows.__args__]).decode
-_unpack_chunk = msgspec.msgpack.Decoder(
-    tuple[_Size, _Size, _Size, list[_Number], list[_Shard], list[bytes]]
-).decode
-_unpack_result = msgspec.msgpack.Decoder(
-    tuple[
-        _Size,
-        _Size,
-        _Size,
-        _Size,
-        float,
-        list[float] | None,
-        list[tuple[str, _Size, *_Rows.__args__]],
-    ]
-).decode
+
+
+def _unpacker(kind: Any) -> Callable[[Any], Any]:
+    """What reads a message of this kind, and refuses all others."""
+    return msgspec.msgpack.Decoder(kind).decode
+
+
+_unpack_tuples = _unpacker(tuple[str, _Size, _Size, _Births, _Hashes, _Packed])
+_unpack_chunk = _unpacker(tuple[_Size, _Size, _Size, _Births, list[_Shard], _Packed])
+_RowOutput = tuple[str, _Size, _Births, _Hashes, _Packed]
+_unpack_result = _unpacker(
+    tuple[_Size, _Size, _Size, _Size, float, list[float] | None, list[_RowOutput]]
+)
 
 
 def _row_tuples(message: Tuples, packet: RowPacket) -> Frames:

@@ -87,7 +87,7 @@ class RowFormat:
 
     @classmethod
     def of(cls, schema: pa.Schema) -> RowFormat | None:
-        """The format of a schema; None if it has no columns, or one that is not of a simple type."""
+        """The format of a schema; None if it has no columns, or one that is of no simple type."""
         kinds = [kind for field in schema if (kind := _kind(field.type)) is not None]
         return cls(schema, kinds) if len(kinds) == len(schema) > 0 else None
 
