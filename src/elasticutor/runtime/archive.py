@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from elasticutor.core.ids import Epoch, NodeId, ShardId
 from elasticutor.core.keeper import ReadShard, WriteIncrement
+from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.specs import Keeping
 from elasticutor.runtime.tries import with_patience
 from elasticutor.state.checkpoint import (
@@ -141,7 +142,10 @@ class Archive:
 
     def _do(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="archive")
+            # The end of an epoch waits for what is written here.
+            self._pool = ThreadPoolExecutor(
+                _THREADS, thread_name_prefix="archive", initializer=ask_for_short_slices
+            )
         future = self._pool.submit(work)
         future.add_done_callback(partial(self._note, then))
 

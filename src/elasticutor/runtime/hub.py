@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.errors import ElasticutorError, ProtocolError
+from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.phases import RunPhase
 from elasticutor.runtime.supervisor import Supervisor
 from elasticutor.transport import messages as say
@@ -187,6 +188,7 @@ class Hub:
         self._over = True
 
     def _run(self) -> None:
+        ask_for_short_slices()
         beat_at = time.monotonic()
         try:
             while not self._over:
