@@ -46,6 +46,7 @@ class Archive:
     """Writes and reads checkpoints for one node. All but the work itself is done by one thread."""
 
     def __init__(self, node: NodeId) -> None:
+        ask_for_short_slices()  # the end of an epoch waits for this thread, and those it starts
         self._node = node
         self._pool: ThreadPoolExecutor | None = None
         self._reading, self._writing = os.pipe()
@@ -142,10 +143,7 @@ class Archive:
 
     def _do(self, work: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
         if self._pool is None:
-            # The end of an epoch waits for what is written here.
-            self._pool = ThreadPoolExecutor(
-                _THREADS, thread_name_prefix="archive", initializer=ask_for_short_slices
-            )
+            self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="archive")
         future = self._pool.submit(work)
         future.add_done_callback(partial(self._note, then))
 
