@@ -101,7 +101,7 @@ class Feed:
         """
         self.bootstrap.require_version()
         station = Station.of(self.bootstrap)
-        station.arrive(self.frame, query, group, task)
+        station.ask(self.frame, query, group, task)
         cut = map(_Cutter(self.routes), batches)
         ahead: list[_Cut] = []
         while (admitted := station.admitted(task)) is None:
@@ -112,9 +112,7 @@ class Feed:
             else:
                 ahead.append(one)
                 station.wait_again()
-        while admitted is None:
-            station.wait()
-            admitted = station.admitted(task)
+        admitted = admitted or station.await_admission(task)
         yield from _Visit(self, station, task, admitted).run(chain(ahead, cut))
 
 
@@ -163,7 +161,7 @@ class Station:
             mail.watch_too(self.driver)
         return self._mails[node, sockets]
 
-    def arrive(self, frame: str, query: str, group: str, task: Ingress) -> None:
+    def ask(self, frame: str, query: str, group: str, task: Ingress) -> None:
         """Ask to be let in."""
         self.wait_again()
         message = say.Arrive(frame, query, group, task, self.driver.endpoint, home())
@@ -176,6 +174,12 @@ class Station:
             if isinstance(answer, say.Admitted):
                 return answer
         return None
+
+    def await_admission(self, task: Ingress) -> say.Admitted:
+        """Wait for that answer."""
+        while (answer := self.admitted(task)) is None:
+            self.wait()
+        return answer
 
     def wait(self) -> None:
         """Wait for a word of the driver; not without end."""
