@@ -406,6 +406,49 @@ def test_a_query_in_the_place_of_one_that_was_stopped_and_deleted_is_served(
     new.end()
 
 
+def test_a_task_takes_rows_in_while_it_waits_to_be_admitted_but_only_so_many(
+    cluster: ProcessCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingress, "_AHEAD_BYTES", 1)  # the first batch is more
+    engine = Engine(cluster, tmp_path)
+    taken = threading.Event()
+    engine.before_start = lambda: require(taken.wait(30.0), "rows are taken in before")
+    rows = rows_of(1)
+    admitted: list[bool] = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for some in (rows[:20], rows[20:]):
+            admitted.append(bool(engine.reception.runs))
+            taken.set()
+            keys, values = zip(*some, strict=True)
+            yield pa.RecordBatch.from_arrays([pa.array(keys), pa.array(values)], schema=INPUT)
+
+    made = engine.feed.run(engine.task(0), batches(), query="q", group=engine.spark.run or "")
+    out = [row for _, part in made for row in zip(*part.to_pydict().values(), strict=True)]
+    assert by_key(out) == folded([rows])[0]
+    assert admitted == [False, True]
+    engine.end()
+
+
+def test_the_thread_that_asks_about_stages_ends_with_the_run(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    engine = Engine(cluster, tmp_path)
+    engine.run(0, rows_of(0))
+    name = f"stages of {engine.live.supervisor.run}"
+    assert name in threads()
+    engine.end()
+    wait_until(lambda: name not in threads(), "the end of the thread")
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+def require(is_so: bool, what: str) -> None:
+    assert is_so, what
+
+
 def test_tasks_wait_for_executors_that_take_long_to_start(
     cluster: ProcessCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -340,8 +340,10 @@ def test_a_second_copy_of_a_task_ends_the_batch_and_its_rows_count_once(
     driver = run.supervisor.epochs
     assert isinstance(driver, BatchDriver)
     copy = replace(driver.batches.present[0], task=10**9)
+    station = Station.of(own_cluster.bootstrap)
+    station.ask(frame, query.id, query.runId, copy)
     with pytest.raises(BatchError, match="is run a second time"):
-        Station.of(own_cluster.bootstrap).arrive(frame, query.id, query.runId, copy)
+        station.await_admission(copy)
     with pytest.raises(StreamingQueryException, match="is run a second time"):
         ended(query)
     files.run(files.tally(), "right")

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from elasticutor.core.ids import Epoch, NodeId, ShardId
 from elasticutor.core.keeper import ReadShard, WriteIncrement
+from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.specs import Keeping
 from elasticutor.runtime.tries import with_patience
 from elasticutor.state.checkpoint import (
@@ -45,6 +46,7 @@ class Archive:
     """Writes and reads checkpoints for one node. All but the work itself is done by one thread."""
 
     def __init__(self, node: NodeId) -> None:
+        ask_for_short_slices()  # the end of an epoch waits for this thread, and those it starts
         self._node = node
         self._pool: ThreadPoolExecutor | None = None
         self._reading, self._writing = os.pipe()

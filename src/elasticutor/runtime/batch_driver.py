@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from elasticutor.core import coordinator as co
 from elasticutor.core import instructions as do
 from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer
 from elasticutor.errors import StaleAttemptError
+from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.batch_errors import AGAIN, ANEW, BatchError
 from elasticutor.runtime.clerk import Clerk
 from elasticutor.runtime.failures import described
@@ -83,6 +85,9 @@ class BatchDriver:
         self._homes: dict[ba.Ingress, str] = {}
         """Where those are who have not been admitted yet."""
         self._closed = False
+        self._questions: queue.SimpleQueue[ba.CountTasks | None] = queue.SimpleQueue()
+        name = f"stages of {supervisor.run}"
+        threading.Thread(target=self._ask, name=name, daemon=True).start()
         self._began_at = 0.0
         self._lateness = Lateness(supervisor, tempo.patience_s)
 
@@ -164,10 +169,7 @@ class BatchDriver:
                 if self.batches.phase is ba.BatchPhase.COUNTING:  # not what is only looked into
                     self._began_at = time.monotonic()
                     self.reporter.begin()
-                name = f"size of stage {order.stage}"
-                asking = threading.Thread(target=self._find_out, args=(order,), name=name)
-                asking.daemon = True
-                asking.start()
+                self._questions.put(order)
             case ba.GoBack(attempt, base):
                 assert self._clerk is not None  # only what is kept goes back
                 self._clerk.go_back(base, lambda error: self._went_back(attempt, error))
@@ -194,6 +196,12 @@ class BatchDriver:
         report = self.reporter.end(self.batches.epoch, self.attempt, self._supervisor.cores)
         self._supervisor.journal.write("batch done", run=self._supervisor.run, **report.as_dict())
         self._supervisor.answers.notify()
+
+    def _ask(self) -> None:
+        """Find out about one stage after the other, in a thread that keeps its way to the JVM."""
+        ask_for_short_slices()
+        while (order := self._questions.get()) is not None:
+            self._find_out(order)
 
     def _find_out(self, order: ba.CountTasks) -> None:
         try:
@@ -323,5 +331,6 @@ class BatchDriver:
     def close(self) -> None:
         """Let the next run have the checkpoint."""
         self.stop()
+        self._questions.put(None)
         if self._clerk is not None:
             self._clerk.close()

@@ -12,6 +12,7 @@ from typing import Any
 
 from elasticutor.core import coordinator as co
 from elasticutor.core.ids import Epoch, Peer
+from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.keeping import release
 from elasticutor.runtime.tries import with_patience
 from elasticutor.state.checkpoint import Checkpoint, StateFile
@@ -70,6 +71,7 @@ class Clerk:
         self._untidy.set()
 
     def _run(self) -> None:
+        ask_for_short_slices()  # a batch waits for its manifest
         renew_at = time.monotonic() + _RENEW_S
         while True:
             try:

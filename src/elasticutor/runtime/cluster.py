@@ -64,6 +64,11 @@ RESTARTS = 5
 LATENCY_TARGET_S = 0.1
 """The mean latency that the scheduler keeps unless a run has its own."""
 
+_IN_A_QUERY = replace(BATCHES, chunk_s=0.1, window_s=0.2, moving_chunk_s=0.01)
+"""How the executors of a query work. One that works row by row can be interrupted in any chunk; so
+tiny ones while shards are about to leave cost CPU time (a chunk takes a millisecond of it in all
+processes), and only let a move of an operator that takes chunks as a whole begin sooner."""
+
 _LONG_S = 30.0
 """Nodes that have lasted so long are started again at once when all are lost."""
 
@@ -346,7 +351,7 @@ class BaseCluster(ABC):
         if checkpoint is not None:
             kept = opened(checkpoint, run, plan, below=below, goes_on=goes_on)
         tempo = Tempo(balance_s, measure_s, patience_s)
-        config = BATCHES if config is None else replace(config, outputs="return")
+        config = replace(config or _IN_A_QUERY, outputs="return")
         credit = config.min_credit_bytes
 
         def epochs(supervisor: Supervisor) -> BatchDriver:

@@ -10,12 +10,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Protocol, TypeVar
 
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.errors import ElasticutorError, ProtocolError
+from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.phases import RunPhase
 from elasticutor.runtime.supervisor import Supervisor
 from elasticutor.transport import messages as say
@@ -52,7 +53,9 @@ class Hub:
 
     def __init__(self, keys: ClusterKeys, host: str, port: int = 0) -> None:
         self.keys = keys
-        self.mail = Mailbox(Links("driver", keys, ipc_dir=None, host=host), "driver", port=port)
+        self.mail = _quick(
+            lambda: Mailbox(Links("driver", keys, ipc_dir=None, host=host), "driver", port=port)
+        )
         self.endpoint: Endpoint = self.mail.endpoint
         self.nodes: dict[NodeId, say.NodeUp] = {}
         self.gone: dict[NodeId, str] = {}
@@ -187,6 +190,7 @@ class Hub:
         self._over = True
 
     def _run(self) -> None:
+        ask_for_short_slices()
         beat_at = time.monotonic()
         try:
             while not self._over:
@@ -322,6 +326,15 @@ class Hub:
             run.node_joined(node)
         with self.changed:
             self.changed.notify_all()
+
+
+def _quick(make: Callable[[], T]) -> T:
+    """Make something whose threads are to be run soon after they wake up: they take after this one.
+
+    In a thread of its own, for whoever calls belongs to the user.
+    """
+    with ThreadPoolExecutor(1, initializer=ask_for_short_slices) as pool:
+        return pool.submit(make).result()
 
 
 def _nothing(run: str, who: Peer) -> None:

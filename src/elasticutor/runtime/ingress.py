@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ from elasticutor.core.flow import InputCredits, Outputs
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.latency import LatencyHistogram
 from elasticutor.errors import ElasticutorError
+from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.batch_errors import unpickled
 from elasticutor.runtime.hosts import SILENCE_S, Bootstrap, home
 from elasticutor.runtime.routes import Router
@@ -50,6 +52,16 @@ _FEW_BIRTHS = 8
 """Up to here, they are counted faster one by one than with NumPy."""
 _TAKE_BYTES = 8 * 1024 * 1024
 """How much each executor may have on its way back."""
+_AHEAD_BYTES = 1024 * 1024
+"""How much a task makes ready to be sent while it waits to be admitted."""
+_PAUSE_SHARE = 0.01
+"""A task that has sent everything waits for outputs, and no single one of them is urgent. It lets
+them gather for this share of the time that it has waited: each time that it wakes up, it takes a
+core from those that make them. So it learns of the last one later by one percent at most."""
+_PAUSE_S = 0.02
+"""But it looks at least this often: what an executor may have on its way back is limited."""
+_WORTH_PAUSING_S = 0.001
+"""A shorter pause saves less than it costs."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +101,19 @@ class Feed:
         """
         self.bootstrap.require_version()
         station = Station.of(self.bootstrap)
-        admitted = station.arrive(self.frame, query, group, task)
-        yield from _Visit(self, station, task, admitted).run(batches)
+        station.ask(self.frame, query, group, task)
+        cut = map(_Cutter(self.routes), batches)
+        ahead: list[_Cut] = []
+        while (admitted := station.admitted(task)) is None:
+            if sum(one.size for one in ahead) >= _AHEAD_BYTES:
+                station.wait()
+            elif (one := next(cut, None)) is None:
+                break
+            else:
+                ahead.append(one)
+                station.wait_again()
+        admitted = admitted or station.await_admission(task)
+        yield from _Visit(self, station, task, admitted).run(chain(ahead, cut))
 
 
 class Station:
@@ -99,6 +122,7 @@ class Station:
     _OPEN: dict[str, Station] = {}  # noqa: RUF012 - one per process and cluster, on purpose
 
     def __init__(self, bootstrap: Bootstrap) -> None:
+        ask_for_short_slices()  # the executors' tasks have nothing to do until this one is run
         self._bootstrap = bootstrap
         self._pid = os.getpid()
         self._host = advertised_host(bootstrap.address)
@@ -137,16 +161,29 @@ class Station:
             mail.watch_too(self.driver)
         return self._mails[node, sockets]
 
-    def arrive(self, frame: str, query: str, group: str, task: Ingress) -> say.Admitted:
-        """Ask to be let in, and wait for the answer."""
+    def ask(self, frame: str, query: str, group: str, task: Ingress) -> None:
+        """Ask to be let in."""
         self.wait_again()
         message = say.Arrive(frame, query, group, task, self.driver.endpoint, home())
         self.driver.send(DRIVER, message)
-        while True:
-            self.driver.wait(_TICK_S)
-            for answer in self.answers(task):
-                if isinstance(answer, say.Admitted):
-                    return answer
+
+    def admitted(self, task: Ingress) -> say.Admitted | None:
+        """The answer to that, if it is here."""
+        self.driver.wait(0.0)
+        for answer in self.answers(task):
+            if isinstance(answer, say.Admitted):
+                return answer
+        return None
+
+    def await_admission(self, task: Ingress) -> say.Admitted:
+        """Wait for that answer."""
+        while (answer := self.admitted(task)) is None:
+            self.wait()
+        return answer
+
+    def wait(self) -> None:
+        """Wait for a word of the driver; not without end."""
+        self.driver.wait(_TICK_S)
 
     def wait_again(self) -> None:
         """From now on the driver's silence counts: before, nobody has listened."""
@@ -171,6 +208,29 @@ class Station:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A batch, cut into a packet for each executor."""
+
+    rows: int
+    packets: Sequence[Outgoing]
+
+    @property
+    def size(self) -> int:
+        return sum(out.size for out in self.packets)
+
+
+class _Cutter:
+    """Cuts batches: as soon as they are there, though nobody may have them yet."""
+
+    def __init__(self, routes: tuple[Route, ...]) -> None:
+        self._router = Router(routes)
+
+    def __call__(self, batch: pa.RecordBatch) -> _Cut:
+        rows = batch.num_rows
+        return _Cut(rows, self._router.split(batch, born(time.time(), rows)))
+
+
 class _Visit:
     """One task, from its admission to its end."""
 
@@ -181,9 +241,9 @@ class _Visit:
         self._admitted = admitted
         self._me = admitted.upstream
         self._attempt = admitted.attempt
-        self._router = Router(feed.routes)
+        self._peers = Router(feed.routes).peers
         self._mail = station.beside(admitted.node, admitted.sockets)
-        peers = self._router.peers
+        peers = self._peers
         credit = admitted.credit
         self._outputs = Outputs(peers, first=credit, limit=credit, returned=False)
         self._intake = InputCredits(peers, first=credit)
@@ -199,17 +259,19 @@ class _Visit:
             self._mail.know(who, admitted.book[who])
             self._mail.send(who, join)
 
-    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, pa.RecordBatch]]:
-        for batch in batches:
+    def run(self, rows: Iterable[_Cut]) -> Iterator[tuple[str, pa.RecordBatch]]:
+        for cut in rows:
             self._station.wait_again()
-            self._send(batch)
+            self._send(cut)
             yield from self._take()
             while self._blocked():
                 yield from self._wait_and_take()
         self._outputs.end_epoch(self._admitted.epoch)
-        for who in self._router.peers:
+        for who in self._peers:
             self._flush(who)
+        sent_at = time.monotonic()
         while self._unmarked:
+            self._let_gather(time.monotonic() - sent_at)
             yield from self._wait_and_take()
         meter, mail = self._meter, self._station.driver
         meter.tell(mail)
@@ -229,15 +291,20 @@ class _Visit:
         while not self._left:
             yield from self._wait_and_take()
 
+    def _let_gather(self, waited_s: float) -> None:
+        """Leave outputs where they are for a moment; not while others need what is still here."""
+        pause_s = min(_PAUSE_SHARE * waited_s, _PAUSE_S)
+        if pause_s >= _WORTH_PAUSING_S and self._outputs.empty:
+            time.sleep(pause_s)
+
     def _blocked(self) -> bool:
         blocked = self._outputs.blocked(self._me)
         self._meter.blocked(blocked)
         return blocked
 
-    def _send(self, batch: pa.RecordBatch) -> None:
-        packets = self._router.split(batch, born(time.time(), batch.num_rows))
-        self._meter.sent(batch.num_rows, packets)
-        for out in packets:
+    def _send(self, cut: _Cut) -> None:
+        self._meter.sent(cut.rows, cut.packets)
+        for out in cut.packets:
             self._outputs.add(ev.Output(out.destination, out.packet, out.size, out.packet.rows))
             self._flush(out.destination)
 

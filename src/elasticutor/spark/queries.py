@@ -102,8 +102,7 @@ class SparkWays:
                 # A batch waits for this, and every call is a journey to the JVM.
                 seen = found.get()
                 info = seen.latestInfo()
-                exchange = _NUMBER.search(info.shuffleDepId().toString())
-                output = None if exchange is None else int(exchange[0])
+                output = None if self._direct else _exchange_of(info)
                 return int(info.numTasks()), int(seen.numPartitions()), output
             time.sleep(_PAUSE_S)
         raise BadValueError("stage", "be one that Spark runs", stage)
@@ -112,6 +111,12 @@ class SparkWays:
         if self._stages is None:
             self._stages = self._context._jsc.sc().dagScheduler().stageIdToStage()
         return self._stages.get(stage)
+
+
+def _exchange_of(info: Any) -> int | None:
+    """The exchange that a stage writes to, if it does."""
+    found = _NUMBER.search(info.shuffleDepId().toString())
+    return None if found is None else int(found[0])
 
 
 def _why_not_direct(execution: Any) -> str:
