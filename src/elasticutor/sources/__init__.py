@@ -9,6 +9,9 @@ if offer is None and not reader.exhausted:   # then the process sleeps, or does 
     sleep(reader.wait_s(time.time()))
 ```
 
+A reader that has rows at hand may give few of them as they are (`poll_rows`, asked first), and one
+with a schedule may say so (`knows_when`): both make latency shorter.
+
 The reader's `offset` goes into every checkpoint. After a failure the source is opened again there,
 and what it offers from then on must be the same tuples as before, in the same order; they may be
 divided differently among offers.
