@@ -13,6 +13,11 @@ CONFIG = ExecutorConfig(
 )
 
 
+def room(task: TaskView, config: ExecutorConfig, share: int | None = None, backlog: int = 0) -> int:
+    """How many tuples it is given now."""
+    return 0 if task.full(config) else task.next_rows(config, share, backlog)
+
+
 def new_task(row_s: float | None = None) -> TaskView:
     return TaskView(TaskId(0), NodeId("a"), TaskStatus.ACTIVE, slot=1, row_s=row_s)
 
@@ -29,7 +34,7 @@ def answered(task: TaskView, useful_s: float) -> None:
 def filled(task: TaskView, config: ExecutorConfig = CONFIG) -> list[int]:
     """The chunks that fill the task's window when there is no lack of tuples."""
     sizes: list[int] = []
-    while rows := task.room(config):
+    while rows := room(task, config):
         hand_over(task, rows, len(sizes))
         sizes.append(rows)
     return sizes
@@ -60,7 +65,7 @@ def test_chunks_are_big_when_work_is_cheap_and_small_when_it_is_dear(
 
 @pytest.mark.parametrize("row_s", [0.0, 5e-324, 1e-7, 2e-6])
 def test_chunks_of_next_to_no_work_are_as_big_as_they_may_be(row_s: float) -> None:
-    assert new_task(row_s).room(CONFIG) == CONFIG.max_chunk_rows
+    assert room(new_task(row_s), CONFIG) == CONFIG.max_chunk_rows
 
 
 @given(st.floats(1e-5, 10), st.integers(1, 5))
@@ -87,9 +92,9 @@ def test_next_to_no_work_is_bounded_in_chunks_where_time_does_not_bound_it(row_s
 def test_an_answer_makes_room_for_the_next_chunk() -> None:
     task = new_task(1e-3)
     filled(task)
-    assert task.room(CONFIG) == 0
+    assert room(task, CONFIG) == 0
     answered(task, 0.002)
-    assert task.room(CONFIG) == 2
+    assert room(task, CONFIG) == 2
 
 
 def test_cost_per_tuple_is_measured_at_first_and_smoothed_later() -> None:
@@ -106,11 +111,11 @@ def test_chunks_follow_the_measured_cost() -> None:
     task = new_task()
     hand_over(task, 16)
     answered(task, 16 * 1e-5)
-    assert task.room(CONFIG) == 200
+    assert room(task, CONFIG) == 200
     for _ in range(40):
         hand_over(task, 1)
         answered(task, 1e-3)
-    assert task.room(CONFIG) == 2
+    assert room(task, CONFIG) == 2
 
 
 def test_flights_are_answered_in_the_order_of_their_hand_over() -> None:
@@ -188,50 +193,50 @@ def part_of(batch: Batch, rows: list[int], shards: list[int]) -> Part:
 def test_chunks_of_cheap_tuples_are_larger_and_so_is_their_window() -> None:
     config = ExecutorConfig(chunk_s=0.001, window_s=0.002, bulk_s=0.004, bulk_rows=64)
     dear, cheap = new_task(0.001 / 63), new_task(0.001 / 64)
-    assert dear.room(config) == 63
-    assert cheap.room(config) == 256
+    assert room(dear, config) == 63
+    assert room(cheap, config) == 256
     assert dear.window_s(config) == 0.002
     assert cheap.window_s(config) == 0.008
 
 
 def test_chunks_of_cheap_tuples_are_never_smaller_than_others() -> None:
     config = ExecutorConfig(chunk_s=0.01, window_s=0.02, bulk_s=0.001)
-    assert new_task(1e-4).room(config) == 100
+    assert room(new_task(1e-4), config) == 100
     assert new_task(1e-4).window_s(config) == 0.02
 
 
 def test_chunks_shrink_to_a_share_of_what_is_left_of_an_epoch() -> None:
     task = new_task(1e-3)
     config = ExecutorConfig(chunk_s=0.05, window_s=0.1)
-    assert task.room(config) == 50
-    assert task.room(config, 1000) == 50
-    assert task.room(config, 20) == 20
+    assert room(task, config) == 50
+    assert room(task, config, 1000) == 50
+    assert room(task, config, 20) == 20
 
 
 def test_chunks_never_shrink_below_what_a_chunk_itself_costs() -> None:
     config = ExecutorConfig(chunk_s=0.05, window_s=0.1)
-    assert new_task(1e-3).room(config, 1) == 2
-    assert new_task(1e-6).room(config, 100) == 2000
-    assert new_task(0.5).room(config, 1) == 1
-    assert new_task(1e-3).room(ExecutorConfig(chunk_s=0.001, window_s=0.1), 1) == 1
+    assert room(new_task(1e-3), config, 1) == 2
+    assert room(new_task(1e-6), config, 100) == 2000
+    assert room(new_task(0.5), config, 1) == 1
+    assert room(new_task(1e-3), ExecutorConfig(chunk_s=0.001, window_s=0.1), 1) == 1
 
 
 def test_chunks_are_short_while_a_shard_is_about_to_leave() -> None:
     config = ExecutorConfig(chunk_s=0.05, window_s=0.1, moving_chunk_s=0.001)
     task = new_task(1e-4)
-    assert task.room(config) == 500
+    assert room(task, config) == 500
     task.departures = 1
-    assert task.room(config) == 10
+    assert room(task, config) == 10
 
 
 def test_chunks_grow_with_a_backlog_and_shrink_with_it() -> None:
     config = ExecutorConfig(chunk_s=0.001, window_s=0.002, bulk_s=0.004)
     task = new_task(0.001)
-    assert [task.room(config, backlog=rows) for rows in (1, 4, 5, 12, 1000)] == [1, 1, 1, 3, 8]
+    assert [room(task, config, backlog=rows) for rows in (1, 4, 5, 12, 1000)] == [1, 1, 1, 3, 8]
 
 
 def test_chunks_do_not_grow_while_a_shard_is_about_to_leave() -> None:
     config = ExecutorConfig(chunk_s=0.001, window_s=0.002, bulk_s=0.004)
     task = new_task(0.001)
     task.departures = 1
-    assert task.room(config, backlog=1000) == 1
+    assert room(task, config, backlog=1000) == 1

@@ -305,6 +305,13 @@ def test_a_source_that_knows_when_sleeps_until_then() -> None:
     assert len(rig.sent(Tuples)) == 1
 
 
+def test_rows_that_are_none_are_nothing() -> None:
+    rig = by_rows([])
+    rig.process._reader.poll_rows = lambda now, most: RowOffer([], [])  # type: ignore[union-attr, method-assign]
+    assert rig.process.work() == pytest.approx(0.7)
+    assert not rig.sent(Tuples)
+
+
 def test_rows_that_do_not_fit_are_converted_or_refused_as_a_batch_of_them() -> None:
     rig = by_rows([np.int64(5)])
     rig.read()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -37,6 +37,11 @@ KINDS: dict[pa.DataType, st.SearchStrategy[Any]] = {
 
 class Colour(enum.IntEnum):
     RED = 1
+
+
+class Point(NamedTuple):
+    x: int
+    y: int
 
 
 @st.composite
@@ -118,6 +123,26 @@ def test_a_row_of_another_length_is_not_packed(row: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
+    "row", [{"a": "x", "b": "y"}, "xy", ["x", "y"], {"x", "y"}, None, 7, b"xy"], ids=str
+)
+def test_what_is_no_tuple_is_not_packed_though_its_parts_would_fit(row: Any) -> None:
+    assert form(pa.schema([("a", pa.string()), ("b", pa.string())])).pack(row) is None
+
+
+def test_a_named_tuple_is_packed_as_the_tuple_that_it_is() -> None:
+    rows = form(pa.schema([("a", pa.int64()), ("b", pa.int64())]))
+    assert rows.unpack(rows.pack(Point(1, 2)) or b"") == (1, 2)
+
+
+def test_combinations_of_nulls_are_not_remembered_without_end() -> None:
+    rows = form(pa.schema([(f"c{n}", pa.int64()) for n in range(12)]))
+    for number in range(4096):
+        row = tuple(1 if number >> bit & 1 else None for bit in range(12))
+        assert rows.unpack(rows.pack(row) or b"") == row
+    assert len(rows._fit) <= 1024
+
+
+@pytest.mark.parametrize(
     "kind",
     [pa.float32(), pa.timestamp("us"), pa.date32(), pa.list_(pa.int8()), pa.struct([]), pa.null()],
 )
@@ -161,3 +186,9 @@ def test_rows_that_are_picked_are_those_with_their_births(
     assert packet.births_of(picked).tolist() == [[10 * place, 1] for place in places]
     assert packet.births.tolist() == [[10 * place, 1] for place in range(len(numbers))]
     assert packet.size > sum(map(len, packed))
+
+
+def test_a_packed_text_that_is_no_text_is_refused() -> None:
+    schema = pa.schema([("a", pa.string())])
+    with pytest.raises(BadValueError, match="packed row"):
+        RowPacket([0], [], [b"\x91\xa1\xff"]).open(schema)

@@ -42,9 +42,10 @@ from xxhash import xxh3_64_intdigest
 from elasticutor.errors import BadValueError, UnsupportedKeyError
 
 Hashes: TypeAlias = npt.NDArray[np.uint64]
+"""One 64-bit hash per row."""
+
 KeyHasher: TypeAlias = Callable[[Sequence[Any]], int]
 """Takes the values of a key, one per column."""
-"""One 64-bit hash per row."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MOST = 2**31 - 1

@@ -95,22 +95,18 @@ class TaskView:
     def _cheap(self, config: ExecutorConfig) -> bool:
         return self.row_s is not None and self.row_s * config.bulk_rows <= config.chunk_s
 
-    def room(self, config: ExecutorConfig, share: int | None = None, backlog: int = 0) -> int:
-        """How many tuples the next chunk may have; 0 while the window is full.
+    def next_rows(self, config: ExecutorConfig, share: int | None = None, backlog: int = 0) -> int:
+        """How many tuples the next chunk may have, when the window is not full.
 
         A chunk costs the same however many tuples it has. So a task with a backlog gets larger
         ones, and works it off faster than it came; as it shrinks, so do they.
 
         Args:
             config: Of the executor.
-            backlog: How many tuples wait for the task.
             share: If no more tuples of the epoch come: how many of those that wait it should take
                 at most, so that no task has a large chunk to itself when the others are done.
+            backlog: How many tuples wait for the task.
         """
-        return 0 if self.full(config) else self.next_rows(config, share, backlog)
-
-    def next_rows(self, config: ExecutorConfig, share: int | None, backlog: int) -> int:
-        """The same, for a task whose window is known not to be full."""
         if self.row_s is None:
             return min(config.first_chunk_rows, config.max_chunk_rows)
         chunk_s = max(config.chunk_s, config.bulk_s) if self._cheap(config) else config.chunk_s

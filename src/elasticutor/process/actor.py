@@ -1,8 +1,8 @@
 """The one loop of all processes of a run: wait, take messages, do what is due, send.
 
 A process is an `Actor`: it has a mailbox, a handler per kind of message, and timers. What its
-handlers send leaves at once while the receiver keeps up, and together with what follows while it
-does not (`Mailbox.gathering`); it never waits for what a timer does.
+handlers send leaves at once if it is the first for its receiver in a round, and else together with
+what follows when the round ends (`Mailbox.gathering`); it never waits for what a timer does.
 """
 
 from __future__ import annotations

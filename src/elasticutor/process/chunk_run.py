@@ -189,7 +189,7 @@ class RowsDone:
     places: list[int]
     """Which tuples of the chunk these were."""
     useful_s: float
-    """Time spent in the operator and on its rows' conversion."""
+    """Time spent in the operator, and on unpacking its rows."""
     row_seconds: list[float] | None
     """Time spent on each tuple in the operator, state included, if it was measured."""
 
@@ -201,14 +201,22 @@ class SingleRun:
         runner: The operator's.
         rows: The tuples.
         work: Which of them are to be processed, and the shard of each.
+        unpacking_s: What it took to unpack them.
     """
 
-    def __init__(self, runner: OperatorRunner, rows: Sequence[Any], work: SingleWork) -> None:
+    def __init__(
+        self,
+        runner: OperatorRunner,
+        rows: Sequence[Any],
+        work: SingleWork,
+        unpacking_s: float = 0.0,
+    ) -> None:
         self.work = work
         self._runner = runner
         self._rows = rows
         self._timed = runner.times_rows
         self._clear()
+        self._useful_s = unpacking_s
 
     def _clear(self) -> None:
         self._begun: list[int] = []

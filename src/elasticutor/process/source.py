@@ -123,7 +123,7 @@ class SourceProcess(Actor):
             now = time.time()
             if self._asks_for_rows:
                 few = reader.poll_rows(now, MOST_ROWS)
-                if few is not None:
+                if few is not None and few.rows:
                     self._send_rows(few)
                     self._send_at = time.monotonic() + self._gap_s
                     continue

@@ -17,7 +17,6 @@ from time import perf_counter
 from typing import Any
 
 import cloudpickle
-from msgspec import MsgspecError
 
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
@@ -40,7 +39,7 @@ from elasticutor.transport import messages as say
 from elasticutor.transport.codec import Chunk, Outgoing, Result, RowChunk
 from elasticutor.transport.mailbox import Mailbox
 from elasticutor.transport.packets import born_of, open_batch
-from elasticutor.transport.row_packets import MOST_ROWS, RowFormat, born_one_by_one
+from elasticutor.transport.row_packets import MOST_ROWS, UNREADABLE, RowFormat, born_one_by_one
 
 MAIN = "main"
 Run = ChunkRun | SingleRun
@@ -171,13 +170,15 @@ class TaskProcess(Actor):
         if rows_of is None:
             self._mail.drop("a chunk of rows is not for this operator")
             return
+        began = perf_counter()
         try:
             rows = [rows_of.unpack(packed) for packed in chunk.packed]
-        except MsgspecError as error:
+        except UNREADABLE as error:
             self._mail.drop(f"a packed row must be of {self._schema}; got {error}")
             return
+        unpacking_s = perf_counter() - began
         self._open(chunk)
-        self._go_through(SingleRun(self._runner, rows, work))
+        self._go_through(SingleRun(self._runner, rows, work, unpacking_s))
 
     def _open(self, chunk: Chunk | RowChunk) -> None:
         self._core.open_chunk(
@@ -197,6 +198,9 @@ class TaskProcess(Actor):
         work = None if run is None else run.work
         for answer in self._core.answer_labels(self._inbox, work, lambda: self._report(run)):
             self._mail.send(MAIN, answer)
+            # It would be kept until the round ends, and with it the rest of the chunk.
+            self._mail.send_gathered()
+            self._mail.gather()
 
     def _report(self, run: Run | None) -> None:
         """Send what is done of the chunk under way."""

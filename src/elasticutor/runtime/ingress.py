@@ -221,7 +221,7 @@ class _Cut:
 
 
 class _Cutter:
-    """Cuts batches: as soon as they are there, though nobody may have them yet."""
+    """Cuts batches as soon as they are there, which is when their latency begins to count."""
 
     def __init__(self, routes: tuple[Route, ...]) -> None:
         self._router = Router(routes)

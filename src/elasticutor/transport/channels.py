@@ -180,11 +180,11 @@ class Links:
         Sends on what the system did not take at once. Returns whether anything has happened.
         """
         self._polled = True
+        if self._parting:
+            self._let_go()
         if self._holds_messages():
             self._poller.poll(0.0)
             return True
-        if self._parting:
-            self._let_go()
         left = max(0.0, timeout_s)
         until = 0.0 if left == 0.0 else time.monotonic() + left
         while True:

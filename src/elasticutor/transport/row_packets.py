@@ -9,6 +9,7 @@ packets does it with lists; only the operator, or a sink that writes, looks insi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -22,6 +23,11 @@ from elasticutor.transport.packets import Births
 MOST_ROWS: Final = 32
 """Up to so many tuples are packed one by one; more are cheaper as a batch."""
 
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
+"""What reading a row raises that is none of the schema's."""
+
+_MOST_KNOWN: Final = 1024
+"""Combinations of types that are remembered: with nulls, columns have many."""
 _ROW_BYTES: Final = 16
 """What a tuple costs besides its values, as it counts against a credit: its birth and its hash."""
 
@@ -80,7 +86,7 @@ class RowFormat:
             for (_, kind), field in zip(kinds, schema, strict=True)
         ]
         self.unpack = msgspec.msgpack.Decoder(tuple[tuple(packed)]).decode  # type: ignore[misc]
-        """The row that was packed; `msgspec.MsgspecError` if it is none of the schema's."""
+        """The row that was packed; one of `UNREADABLE` if it is none of the schema's."""
         self._pack = msgspec.msgpack.Encoder().encode
         self._fit: dict[tuple[type, ...], bool] = {}  # by the types of a row's values
         self._bounded = any(kind not in (bool, float, str, bytes) for _, kind in kinds)
@@ -91,15 +97,19 @@ class RowFormat:
         kinds = [kind for field in schema if (kind := _kind(field.type)) is not None]
         return cls(schema, kinds) if len(kinds) == len(schema) > 0 else None
 
-    def pack(self, row: tuple[Any, ...]) -> bytes | None:
-        """The row as bytes; None if its values are not exactly those of the schema.
+    def pack(self, row: Any) -> bytes | None:
+        """The row as bytes; None if it is no tuple, or its values are not exactly of the schema.
 
         What could be converted, as an integer for a floating-point column, counts as not fitting:
         `RowWriter` converts, and says what is wrong.
         """
+        if not isinstance(row, tuple):  # a dictionary, or a text: they would be packed as such
+            return None
         types = tuple(map(type, row))
         fits = self._fit.get(types)
         if fits is None:
+            if len(self._fit) >= _MOST_KNOWN:
+                self._fit.clear()
             fits = self._fit[types] = len(types) == len(self._types) and all(
                 kind in known for kind, known in zip(types, self._types, strict=True)
             )
@@ -109,7 +119,7 @@ class RowFormat:
             packed = self._pack(row)
             if self._bounded:
                 self.unpack(packed)  # refuses what does not fit into its column
-        except (OverflowError, UnicodeEncodeError, msgspec.MsgspecError):
+        except (OverflowError, UnicodeEncodeError, *UNREADABLE):
             return None
         return packed
 
@@ -121,7 +131,7 @@ class RowFormat:
         """
         try:
             rows = list(map(self.unpack, packed))
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise BadValueError("packed row", f"be of {self.schema}", str(error)) from error
         columns = zip(*rows, strict=True) if rows else [()] * len(self.schema)
         return pa.RecordBatch.from_arrays(
@@ -131,6 +141,12 @@ class RowFormat:
             ],
             schema=self.schema,
         )
+
+
+@lru_cache(maxsize=16)
+def _format_of(schema: pa.Schema) -> RowFormat | None:
+    """The format of a schema, kept: to make one takes longer than to open a packet."""
+    return RowFormat.of(schema)
 
 
 class RowPacket:
@@ -178,7 +194,7 @@ class RowPacket:
             BadValueError: They are not of this schema.
         """
         if self._batch is None:
-            rows = RowFormat.of(schema)
+            rows = _format_of(schema)
             if rows is None:
                 raise BadValueError("packet of rows", "have columns of simple types", str(schema))
             self._batch = rows.batch(self.packed)
