@@ -42,7 +42,7 @@ from elasticutor.transport.packets import born_of, open_batch
 from elasticutor.transport.row_packets import MOST_ROWS, UNREADABLE, RowFormat, born_one_by_one
 
 MAIN = "main"
-Run = ChunkRun | SingleRun
+AnyRun = ChunkRun | SingleRun
 _IDLE_S = 5.0
 _WRITE_SHARE = 0.25
 """Of the time that goes to tuples, so much goes to what an epoch's end has left to write."""
@@ -185,7 +185,7 @@ class TaskProcess(Actor):
             do.Dispatch(self._spec.task, chunk.attempt, chunk.epoch, chunk.chunk, [])
         )
 
-    def _go_through(self, run: Run) -> None:
+    def _go_through(self, run: AnyRun) -> None:
         work = run.work
         while len(work.left):
             run.advance(self._look)
@@ -194,7 +194,7 @@ class TaskProcess(Actor):
             self._report(run)
         self._core.close_chunk()
 
-    def _answer_labels(self, run: Run | None = None) -> None:
+    def _answer_labels(self, run: AnyRun | None = None) -> None:
         work = None if run is None else run.work
         for answer in self._core.answer_labels(self._inbox, work, lambda: self._report(run)):
             self._mail.send(MAIN, answer)
@@ -202,7 +202,7 @@ class TaskProcess(Actor):
             self._mail.send_gathered()
             self._mail.gather()
 
-    def _report(self, run: Run | None) -> None:
+    def _report(self, run: AnyRun | None) -> None:
         """Send what is done of the chunk under way."""
         assert run is not None  # without one there is nothing to report
         work, chunk = run.work, run.work.content
