@@ -82,9 +82,7 @@ def key_hashes(*columns: pa.Array | pa.ChunkedArray) -> Hashes:
         [12783447562076673892, 9632411945984750661]
     """
     if len(columns) == 1 and type(columns[0]) in _FEW_BY_VALUE and len(columns[0]) <= _FEW:
-        few = _few_hashes(columns[0])
-        if few is not None:
-            return few
+        return _few_hashes(columns[0])
     if not columns:
         raise BadValueError("key", "have at least one column", 0)
     for column in columns:
@@ -257,18 +255,11 @@ def _mixed_one(z: int) -> int:
     return z ^ z >> 31
 
 
-def _few_hashes(column: Any) -> Hashes | None:
-    """The hashes of few whole numbers or strings; None if one of them is null."""
-    values = column.to_pylist()
-    if None in values:
-        return None
-    if isinstance(column, pa.StringArray):
-        seed = int(_seed("bytes"))
-        hashes = [xxh3_64_intdigest(value.encode(), seed) for value in values]
-    else:
-        seed = int(_seed("integer"))
-        hashes = [_mixed_one((value & _BITS) ^ seed) for value in values]
-    return np.array(hashes, np.uint64)
+def _few_hashes(column: Any) -> Hashes:
+    """The hashes of few whole numbers or strings."""
+    hashed = _value_hasher(column.type)
+    assert hashed is not None  # these types have one
+    return np.array([hashed(value) for value in column.to_pylist()], np.uint64)
 
 
 def _combined(columns: Sequence[Hashes]) -> Hashes:

@@ -87,7 +87,37 @@ class ChunkRun(ABC):
         return np.repeat(np.arange(len(self._part_rows)), self._part_rows)[places]
 
 
-class RecordRun(ChunkRun):
+class _RowByRow:
+    """What chunks have in common whose rows are processed one by one."""
+
+    _runner: OperatorRunner
+    _timed: bool
+    _rows_out: list[Any]
+    _ends: list[int]
+    _seconds: list[float]
+    _useful_s: float
+
+    def _step_through(self, turns: Turns, count: int, look: Callable[[], bool]) -> int:
+        """Process rows, a few at a time, until `look` finds a reason to stop; returns how many."""
+        runner, done = self._runner, 0
+        while done < count:
+            rows = min(runner.rows_at_once, count - done)
+            began = perf_counter()
+            some = islice(turns, rows)
+            if self._timed:
+                self._seconds += runner.process_timed(some, self._rows_out, self._ends)
+            else:
+                runner.process(some, self._rows_out, self._ends)
+            spent_s = perf_counter() - began
+            self._useful_s += spent_s
+            done += rows
+            runner.pace(rows, spent_s)
+            if done < count and look():
+                break
+        return done
+
+
+class RecordRun(_RowByRow, ChunkRun):
     """Row by row, a few at a time: as many as take `_LOOK_S` together."""
 
     def __init__(
@@ -105,22 +135,7 @@ class RecordRun(ChunkRun):
 
     def advance(self, look: Callable[[], bool]) -> None:
         """Process rows until none is left, or `look` finds a reason to stop between two of them."""
-        runner, turns = self._runner, self._turns()
-        count, done = len(self.work.left), 0
-        while done < count:
-            rows = min(runner.rows_at_once, count - done)
-            began = perf_counter()
-            some = islice(turns, rows)
-            if self._timed:
-                self._seconds += runner.process_timed(some, self._rows_out, self._ends)
-            else:
-                runner.process(some, self._rows_out, self._ends)
-            spent_s = perf_counter() - began
-            self._useful_s += spent_s
-            done += rows
-            runner.pace(rows, spent_s)
-            if done < count and look():
-                break
+        done = self._step_through(self._turns(), len(self.work.left), look)
         self._begun.append(self.work.begin(done))
 
     def _turns(self) -> Turns:
@@ -194,7 +209,7 @@ class RowsDone:
     """Time spent on each tuple in the operator, state included, if it was measured."""
 
 
-class SingleRun:
+class SingleRun(_RowByRow):
     """A chunk of few tuples on its way through the operator, without Arrow and NumPy.
 
     Args:
@@ -227,24 +242,9 @@ class SingleRun:
 
     def advance(self, look: Callable[[], bool]) -> None:
         """Process rows until none is left, or `look` finds a reason to stop between two of them."""
-        runner, work = self._runner, self.work
-        left, done = work.left, 0
-        count = len(left)
-        turns = runner.turns_of([self._rows[at] for at in left], [work.shards[at] for at in left])
-        while done < count:
-            rows = min(runner.rows_at_once, count - done)
-            began = perf_counter()
-            some = islice(turns, rows)
-            if self._timed:
-                self._seconds += runner.process_timed(some, self._rows_out, self._ends)
-            else:
-                runner.process(some, self._rows_out, self._ends)
-            spent_s = perf_counter() - began
-            self._useful_s += spent_s
-            done += rows
-            runner.pace(rows, spent_s)
-            if done < count and look():
-                break
+        work, left = self.work, self.work.left
+        rows, shards = [self._rows[at] for at in left], [work.shards[at] for at in left]
+        done = self._step_through(self._runner.turns_of(rows, shards), len(left), look)
         self._begun += work.begin(done)
 
     def rows_of(self, done: RowsDone) -> list[Any]:
