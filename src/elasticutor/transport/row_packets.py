@@ -1,9 +1,9 @@
-"""Few tuples as they travel: each packed by itself, so that nobody on their way opens a batch.
+"""Few tuples as they travel: each packed by itself, so that no process on their way opens a batch.
 
 Arrow and NumPy are made for many rows. For few they cost a microsecond a call, and in a process
 that has just woken up several times that: their code is large, and has left the caches. So few
-tuples of simple types travel as MessagePack, a value of bytes each. Whoever divides or joins such
-packets does it with lists; only the operator, or a sink that writes, looks inside.
+tuples of simple types travel as MessagePack, a value of bytes each. The main process divides and
+joins such packets as lists; only the operator, or a sink that writes, looks inside.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _format_of(schema: pa.Schema) -> RowFormat | None:
 class RowPacket:
     """Few tuples, each packed by itself, ready to be sent or just received.
 
-    It stands beside `Packet`, and whoever needs a batch gets one from either by `open`.
+    It stands beside `Packet`; either gives a batch by `open`.
 
     Example:
         >>> schema = pa.schema({"n": pa.int64()})
