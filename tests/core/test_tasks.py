@@ -187,7 +187,7 @@ def test_a_shard_is_given_back_out_of_all_chunks_in_order_and_the_others_stay() 
 
 
 def part_of(batch: Batch, rows: list[int], shards: list[int]) -> Part:
-    return Part(batch, np.array(rows), np.array(shards, np.int32))
+    return Part(batch, np.array(rows), np.array(shards, np.int32), len(rows))
 
 
 def test_chunks_of_cheap_tuples_are_larger_and_so_is_their_window() -> None:

@@ -38,7 +38,7 @@ def floats(*values: float) -> npt.NDArray[np.float64]:
 
 def part(shards: list[int], arrived_at: float = 0.0) -> Part:
     batch = Batch(0, Peer("u"), None, len(shards), 100, arrived_at)
-    return Part(batch, np.arange(len(shards)), np.array(shards, dtype=np.int32))
+    return Part(batch, np.arange(len(shards)), np.array(shards, dtype=np.int32), len(shards))
 
 
 def note(

@@ -25,7 +25,7 @@ from elasticutor.process.source import SourceProcess, batch_rows
 from elasticutor.runtime.specs import Route, Site, SourceSpec, Tempo
 from elasticutor.sources import Offer, Reader, RowOffer, Source
 from elasticutor.transport import messages as say
-from elasticutor.transport.codec import Credit, Tuples
+from elasticutor.transport.codec import Credit, RowTuples, Tuples
 from elasticutor.transport.row_packets import RowPacket
 
 row_bytes = st.floats(1.0, 1e9)
@@ -293,7 +293,7 @@ def by_rows(rows: list[Any]) -> SourceRig:
 def test_rows_at_hand_are_sent_as_rows_with_the_time_when_each_was_due() -> None:
     rig = by_rows([5, 6, 7])
     rig.read(2)
-    sent = [message.packet for message in rig.sent(Tuples)]
+    sent = [message.packet for message in rig.sent(RowTuples)]
     assert [type(packet) for packet in sent] == [RowPacket, RowPacket]
     assert [packet.open(SCHEMA)["n"].to_pylist() for packet in sent] == [[5, 6], [7]]
     assert [packet.born_us for packet in sent] == [[0, 10], [0]]
@@ -302,14 +302,14 @@ def test_rows_at_hand_are_sent_as_rows_with_the_time_when_each_was_due() -> None
 def test_a_source_that_knows_when_sleeps_until_then() -> None:
     rig = by_rows([5])
     assert rig.process.work() == pytest.approx(0.7)
-    assert len(rig.sent(Tuples)) == 1
+    assert len(rig.sent(RowTuples)) == 1
 
 
 def test_rows_that_are_none_are_nothing() -> None:
     rig = by_rows([])
     rig.process._reader.poll_rows = lambda now, most: RowOffer([], [])  # type: ignore[union-attr, method-assign]
     assert rig.process.work() == pytest.approx(0.7)
-    assert not rig.sent(Tuples)
+    assert not rig.sent(RowTuples) + rig.sent(Tuples)
 
 
 def test_rows_that_do_not_fit_are_converted_or_refused_as_a_batch_of_them() -> None:
@@ -325,7 +325,7 @@ def test_a_small_batch_is_sent_as_rows_where_rows_are_wanted() -> None:
     rig = SourceRig(by_rows=True)
     rig.start(1)
     rig.read()
-    (sent,) = rig.sent(Tuples)
+    (sent,) = rig.sent(RowTuples)
     assert isinstance(sent.packet, RowPacket)
     assert sent.packet.open(SCHEMA)["n"].to_pylist() == [0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elasticutor.core.events import Output
 from elasticutor.core.ids import Peer
 from elasticutor.core.keys import executors_of, key_hashes
 from elasticutor.runtime.routes import Router, RowRouter
 from elasticutor.runtime.specs import Route
-from elasticutor.transport.codec import Outgoing, Result, decode, encode
+from elasticutor.transport.codec import Result, decode, encode
 from elasticutor.transport.packets import Births, born
 
 
@@ -52,7 +54,7 @@ def streams(draw: st.DrawFn) -> tuple[pa.RecordBatch, Births, list[Route]]:
     return batch, births, [*routes, SINK]
 
 
-def by_peer(outputs: list[Outgoing]) -> dict[Peer, Outgoing]:
+def by_peer(outputs: Sequence[Output]) -> dict[Peer, Output]:
     assert len({output.destination for output in outputs}) == len(outputs)
     return {output.destination: output for output in outputs}
 
@@ -80,12 +82,12 @@ def test_every_tuple_goes_to_the_one_executor_that_its_key_names(
         assert theirs.keys() == expected.keys()  # nobody is sent nothing
         for peer, output in theirs.items():
             rows = expected[peer]
-            opened = output.packet.open(batch.schema)
+            opened = output.batch.open(batch.schema)
             assert opened.equals(batch.take(pa.array(rows)))  # in their order
-            assert list(output.packet.hashes) == hashes[rows].tolist()
-            assert ages(output.packet.births) == [ages(births)[row] for row in rows]
-            assert output.packet.rows == len(rows)
-            assert output.size == output.packet.size
+            assert list(output.batch.hashes) == hashes[rows].tolist()
+            assert ages(output.batch.births) == [ages(births)[row] for row in rows]
+            assert output.batch.rows == len(rows)
+            assert output.size == output.batch.size
 
 
 @settings(max_examples=150)
@@ -103,11 +105,11 @@ def test_few_tuples_go_the_same_ways_one_by_one_as_in_a_batch(
     singly, whole = by_peer(split), by_peer(Router(routes).split(batch, births))
     assert singly.keys() == whole.keys()
     for peer, output in singly.items():
-        other = whole[peer].packet
-        assert output.packet.open(batch.schema).equals(other.open(batch.schema))
-        assert list(output.packet.hashes) == list(other.hashes)
-        assert ages(output.packet.births) == ages(other.births)
-        assert output.size == output.packet.size
+        other = whole[peer].batch
+        assert output.batch.open(batch.schema).equals(other.open(batch.schema))
+        assert list(output.batch.hashes) == list(other.hashes)
+        assert ages(output.batch.births) == ages(other.births)
+        assert output.size == output.batch.size
 
 
 def test_a_row_that_is_not_exactly_of_the_schema_is_left_to_the_batch() -> None:
@@ -141,7 +143,7 @@ def test_a_sink_is_sent_the_whole_batch_without_hashes(
     if not batch.num_rows:
         assert not outputs
         return
-    packet = outputs[Peer("out")].packet
+    packet = outputs[Peer("out")].batch
     assert packet.open(batch.schema).equals(batch)
     assert ages(packet.births) == ages(births)
     assert len(packet.hashes) == 0
@@ -158,8 +160,8 @@ def test_what_is_routed_survives_the_wire(
     back = decode([bytes(memoryview(frame)) for frame in encode(result)])
     for sent, come in zip(outputs, back.outputs, strict=True):
         assert come.destination == sent.destination
-        assert come.packet.open(batch.schema).equals(sent.packet.open(batch.schema))
-        assert come.packet.births.tolist() == sent.packet.births.tolist()
+        assert come.batch.open(batch.schema).equals(sent.batch.open(batch.schema))
+        assert come.batch.births.tolist() == sent.batch.births.tolist()
 
 
 def test_an_empty_batch_goes_nowhere() -> None:
@@ -181,9 +183,9 @@ def test_everybody_who_may_be_sent_something_is_named() -> None:
 def test_births_add_up_over_all_executors(births: list[list[int]]) -> None:
     batch = pa.record_batch({"user": pa.array([1, 2, 3, 4])})
     outputs = Router([route("a", ("user",), 3)]).split(batch, np.array(births))
-    assert sum(int(output.packet.births[:, 1].sum()) for output in outputs) == 4
+    assert sum(int(output.batch.births[:, 1].sum()) for output in outputs) == 4
     sums: dict[int, int] = defaultdict(int)
     for output in outputs:
-        for when, count in output.packet.births.tolist():
+        for when, count in output.batch.births.tolist():
             sums[when] += count
     assert sums == {when: count for when, count in births if count}

@@ -6,7 +6,7 @@ number of the one that is open.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -326,7 +326,7 @@ class DataPath:
             for destination in self.outputs.destinations:
                 self._send(destination)
 
-    def _take_outputs(self, outputs: tuple[ev.Output, ...], chunk: ChunkId) -> None:
+    def _take_outputs(self, outputs: Sequence[ev.Output], chunk: ChunkId) -> None:
         ahead = self._epochs.unsealed and chunk >= self._boundary and not self._returns
         for output in outputs:
             self.outputs.add(output, ahead=ahead)

@@ -3,6 +3,8 @@
 An event says what *has happened*; it is handed to `ElasticExecutor.handle`, which answers with
 instructions (`elasticutor.core.instructions`). Who sends it is the heading it stands under.
 
+Those that are made for every chunk are `msgspec.Struct`s, which are made without a call of Python.
+
 What one sender sends arrives in the order sent: a task's answer to a flush is behind its answers to
 the chunks before it, and its answer to a label behind those to all tuples of the shard that it has
 processed. Between senders nothing is assumed.
@@ -10,8 +12,11 @@ processed. Between senders nothing is assumed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from elasticutor.core.ids import Attempt, ChunkId, Epoch, MoveId, NodeId, Peer, ShardId, TaskId
 from elasticutor.core.load import RowSeconds
@@ -104,8 +109,7 @@ class AttemptFailed:
 # From upstreams ----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)  # not frozen: made for every chunk
-class TuplesArrived:
+class TuplesArrived(msgspec.Struct, eq=False):
     """A batch of tuples from an upstream; `batch` is opaque, and handed on as it is."""
 
     upstream: Peer
@@ -142,8 +146,7 @@ class CreditGranted:
 # From tasks --------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)  # not frozen: made for every chunk
-class Output:
+class Output(msgspec.Struct):
     """Outputs of one chunk for one destination; `batch` is opaque."""
 
     destination: Peer
@@ -152,8 +155,7 @@ class Output:
     rows: int = 0
 
 
-@dataclass(slots=True, eq=False)  # not frozen: made for every chunk
-class ChunkProcessed:
+class ChunkProcessed(msgspec.Struct, eq=False):
     """The task is done with a chunk, and this came out of it."""
 
     task: TaskId
@@ -161,13 +163,12 @@ class ChunkProcessed:
     chunk: ChunkId
     useful_s: float
     """Time spent in the operator; not the time blocked on a queue or a socket."""
-    outputs: tuple[Output, ...] = ()
+    outputs: Sequence[Output] = ()
     row_seconds: RowSeconds = None
     """Time per tuple, where tuples are processed singly."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ChunkProgressed:
+class ChunkProgressed(msgspec.Struct, eq=False):
     """The task is done with the first tuples of a chunk, and this came out of them.
 
     Sent when a label interrupts a chunk; the rest is answered by `ChunkProcessed`, if the label
@@ -180,7 +181,7 @@ class ChunkProgressed:
     rows: int
     """How many of those that were left of the chunk, in their order."""
     useful_s: float
-    outputs: tuple[Output, ...] = ()
+    outputs: Sequence[Output] = ()
     row_seconds: RowSeconds = None
 
 

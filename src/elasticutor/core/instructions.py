@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from elasticutor.core.ids import Attempt, ChunkId, Epoch, MoveId, NodeId, Peer, ShardId, TaskId
 from elasticutor.core.parts import Part
 
@@ -19,8 +21,7 @@ Cause = Literal["balance", "core granted", "core taken", "asked", "lost"]
 # To a task, in-band with its data ----------------------------------------------------------------
 
 
-@dataclass(slots=True, eq=False)  # not frozen: made for every chunk
-class Dispatch:
+class Dispatch(msgspec.Struct, eq=False):
     """Hand a chunk of tuples to a task."""
 
     task: TaskId
@@ -194,8 +195,7 @@ class GrantCredit:
 # To a destination of outputs ---------------------------------------------------------------------
 
 
-@dataclass(slots=True)  # not frozen: made for every chunk
-class Emit:
+class Emit(msgspec.Struct):
     """Send outputs."""
 
     destination: Peer

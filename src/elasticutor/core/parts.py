@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -25,22 +26,17 @@ for _place in PLACES:
     _place.setflags(write=False)
 
 
-class Batch:
+class Batch(msgspec.Struct, eq=False):
     """A batch as it arrived, and how much of it is done."""
 
-    __slots__ = ("arrived_at", "content", "done", "number", "rows", "size", "upstream")
-
-    def __init__(
-        self, number: int, upstream: Peer, content: Any, rows: int, size: int, arrived_at: float
-    ) -> None:
-        self.number = number
-        self.upstream = upstream
-        self.content = content
-        """Opaque: whatever the host handed in; None once all of it is processed."""
-        self.rows = rows
-        self.size = size
-        self.arrived_at = arrived_at
-        self.done = 0
+    number: int
+    upstream: Peer
+    content: Any
+    """Opaque: whatever the host handed in; None once all of it is processed."""
+    rows: int
+    size: int
+    arrived_at: float
+    done: int = 0
 
     def finish(self, rows: int) -> int:
         """Count tuples as processed; returns the bytes that go with them, exactly in the sum."""
@@ -51,28 +47,27 @@ class Batch:
         return self.size * self.done // self.rows - before
 
 
-class Part:
+class Part(msgspec.Struct, eq=False):
     """Some tuples of one batch, in their order. Not changed once it is made."""
 
-    __slots__ = ("batch", "count", "rows", "shards")
-
-    def __init__(self, batch: Batch, rows: npt.NDArray[np.intp], shards: ShardArray) -> None:
-        self.batch = batch
-        self.rows = rows
-        """Their positions in the batch."""
-        self.shards = shards
-        """Their shards, one per position."""
-        self.count = len(rows)
+    batch: Batch
+    rows: npt.NDArray[np.intp]
+    """Their positions in the batch."""
+    shards: ShardArray
+    """Their shards, one per position."""
+    count: int
+    """How many tuples."""
 
     def pick(self, which: npt.NDArray[Any]) -> Part:
         """Those tuples that an index array or a mask names."""
-        return Part(self.batch, self.rows[which], self.shards[which])
+        rows = self.rows[which]
+        return Part(self.batch, rows, self.shards[which], len(rows))
 
     def split(self, count: int) -> tuple[Part, Part]:
         """The first so many tuples, and the others."""
         return (
-            Part(self.batch, self.rows[:count], self.shards[:count]),
-            Part(self.batch, self.rows[count:], self.shards[count:]),
+            Part(self.batch, self.rows[:count], self.shards[:count], count),
+            Part(self.batch, self.rows[count:], self.shards[count:], self.count - count),
         )
 
     def __repr__(self) -> str:

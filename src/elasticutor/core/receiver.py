@@ -70,11 +70,13 @@ class Receiver:
         self._arrivals += 1
         ahead = self._ahead.get(upstream)
         if ahead is not None:
-            ahead.append(Part(batch, np.arange(batch.rows), shards))
+            ahead.append(Part(batch, np.arange(batch.rows), shards, batch.rows))
         else:
             self._routed += batch.rows
             if upstream in self._parked:
-                self._parked[upstream].append(Part(batch, np.arange(batch.rows), shards))
+                self._parked[upstream].append(
+                    Part(batch, np.arange(batch.rows), shards, batch.rows)
+                )
             else:
                 known = self.slots(shards) if slots is None else slots
                 self._distribute(batch, None, shards, known)
@@ -87,7 +89,7 @@ class Receiver:
         self._arrivals += 1
         ones = self._ones
         places = zip(PLACES, shards)  # noqa: B905 - there are places enough
-        parts = [Part(batch, place, ones[shard]) for place, shard in places]
+        parts = [Part(batch, place, ones[shard], 1) for place, shard in places]
         ahead = self._ahead.get(upstream)
         if ahead is not None:
             ahead += parts
@@ -283,7 +285,7 @@ class Receiver:
     ) -> None:
         """Queue tuples for the tasks that own their shards; without `rows`, the whole batch."""
         if len(slots) == 1:  # by far the most common when latency counts, and by far cheaper
-            self._queue_at(int(slots[0]), Part(batch, _FIRST if rows is None else rows, shards))
+            self._queue_at(int(slots[0]), Part(batch, _FIRST if rows is None else rows, shards, 1))
             return
         order = slots.argsort(kind="stable")
         rows = order if rows is None else rows.take(order)
@@ -291,7 +293,7 @@ class Receiver:
         start = 0
         for slot, end in enumerate(np.bincount(slots).cumsum().tolist()):
             if end > start:
-                self._queue_at(slot, Part(batch, rows[start:end], shards[start:end]))
+                self._queue_at(slot, Part(batch, rows[start:end], shards[start:end], end - start))
                 start = end
 
     def _queue_at(self, slot: int, part: Part) -> None:

@@ -11,6 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
 from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.ids import ChunkId, NodeId, ShardId, TaskId
 from elasticutor.core.parts import Part, divided
@@ -31,8 +33,7 @@ class TaskStatus(Enum):
     """Its core is wanted elsewhere; it works until its last shard has left."""
 
 
-@dataclass(slots=True)
-class Flight:
+class Flight(msgspec.Struct, eq=False):
     """A chunk that was handed to a task and is not answered yet."""
 
     chunk: ChunkId

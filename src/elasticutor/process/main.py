@@ -36,7 +36,16 @@ from elasticutor.runtime.failures import reporting
 from elasticutor.runtime.specs import ExecutorSpec, TaskSpec
 from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint
-from elasticutor.transport.codec import Chunk, Credit, Result, RowChunk, Tuples
+from elasticutor.transport.codec import (
+    Chunk,
+    Credit,
+    Result,
+    RowChunk,
+    RowResult,
+    RowTuples,
+    Tuples,
+    tuples,
+)
 from elasticutor.transport.mailbox import DRIVER, Mailbox
 from elasticutor.transport.packets import Births, Packet, join_births
 from elasticutor.transport.row_packets import RowPacket
@@ -151,7 +160,7 @@ class MainProcess(Actor):
             self._mail.know(message.sender, message.endpoint)
             self._on_hello(say.Hello(message.sender, message.schema))
 
-    def _on_tuples(self, message: Tuples) -> None:
+    def _on_tuples(self, message: Tuples | RowTuples) -> None:
         packet = message.packet
         if message.sender not in self._greeted or len(packet.hashes) != packet.rows:
             raise BadValueError("tuples", "follow a greeting and carry hashes", message.sender)
@@ -170,14 +179,12 @@ class MainProcess(Actor):
     def _on_marker(self, message: say.Marker) -> None:
         self._tell(ev.MarkerArrived(message.sender, message.attempt, message.epoch))
 
-    def _on_result(self, message: Result) -> None:
-        sender = self._sender_of(message) if self._returns else None
-        outputs = tuple(
-            [
-                ev.Output(sender or out.destination, out.packet, out.size, out.packet.rows)
-                for out in message.outputs
-            ]
-        )
+    def _on_result(self, message: Result | RowResult) -> None:
+        outputs = message.outputs
+        if self._returns:
+            sender = self._sender_of(message)
+            if sender is not None:
+                outputs = [ev.Output(sender, out.batch, out.size, out.rows) for out in outputs]
         before = self._core.inside_rows if self._shares_store else 0
         chunk, did = message.chunk, (message.useful_s, outputs, message.row_seconds)
         if message.rows:
@@ -188,7 +195,7 @@ class MainProcess(Actor):
         if self._shares_store:
             self._report_if(self._drain.processed(before - self._core.inside_rows))
 
-    def _sender_of(self, message: Result) -> Peer | None:
+    def _sender_of(self, message: Result | RowResult) -> Peer | None:
         """Who had sent what a chunk was made of; tasks do not know, nor need to."""
         task = self._core.tasks.get(message.task)
         if task is None or not task.flights:
@@ -436,8 +443,9 @@ class MainProcess(Actor):
         self._mail.send(order.upstream, Credit(self._spec.who, order.attempt, order.total))
 
     def _emit(self, order: do.Emit) -> None:
-        tuples = Tuples(self._spec.who, order.attempt, order.size, order.batch)
-        self._mail.send(order.destination, tuples)
+        self._mail.send(
+            order.destination, tuples(self._spec.who, order.attempt, order.size, order.batch)
+        )
 
     def _emit_marker(self, order: do.EmitMarker) -> None:
         marker = say.Marker(self._spec.who, order.attempt, order.epoch)
@@ -479,9 +487,11 @@ MainProcess.handlers = {
     say.Join: MainProcess._on_join,
     BeginBatch: MainProcess._on_begin_batch,
     Tuples: MainProcess._on_tuples,
+    RowTuples: MainProcess._on_tuples,
     Credit: MainProcess._on_credit,
     say.Marker: MainProcess._on_marker,
     Result: MainProcess._on_result,
+    RowResult: MainProcess._on_result,
     BeginAttempt: MainProcess._on_begin,
     CommitEpoch: MainProcess._on_commit,
     say.Peers: MainProcess._on_peers,

@@ -32,7 +32,7 @@ from elasticutor.runtime.failures import reporting
 from elasticutor.runtime.specs import SinkSpec
 from elasticutor.sinks import EpochWriter, NoSink, Sink, SinkRun, Writer, open_sink
 from elasticutor.transport import messages as say
-from elasticutor.transport.codec import Credit, Tuples
+from elasticutor.transport.codec import Credit, RowTuples, Tuples
 from elasticutor.transport.mailbox import DRIVER, Mailbox
 from elasticutor.transport.packets import Packet
 from elasticutor.transport.row_packets import RowPacket
@@ -192,7 +192,7 @@ class SinkProcess(Actor):
         self._attempt = Attempt(0)
         self._epoch = Epoch(0)  # the one whose markers come next
         self._marked: set[Peer] = set()
-        self._held: list[Tuples] = []  # of the epoch after it
+        self._held: list[Tuples | RowTuples] = []  # of the epoch after it
         self._rows = 0
         self._latency = LatencyHistogram()
         self._ages: list[float] = []  # of single tuples, in seconds: counted when it is measured
@@ -227,7 +227,7 @@ class SinkProcess(Actor):
             )
         self._greeted.add(message.sender)
 
-    def _on_tuples(self, message: Tuples) -> None:
+    def _on_tuples(self, message: Tuples | RowTuples) -> None:
         if message.attempt != self._attempt:
             return
         if message.sender not in self._greeted:
@@ -242,7 +242,7 @@ class SinkProcess(Actor):
         else:
             self._write(message)
 
-    def _write(self, message: Tuples) -> None:
+    def _write(self, message: Tuples | RowTuples) -> None:
         packet = message.packet
         if self._writes:
             self._outlet.write(packet.open(self._spec.schema))
@@ -332,6 +332,7 @@ class SinkProcess(Actor):
 SinkProcess.handlers = {
     say.Hello: SinkProcess._on_hello,
     Tuples: SinkProcess._on_tuples,
+    RowTuples: SinkProcess._on_tuples,
     say.Marker: SinkProcess._on_marker,
     BeginAttempt: SinkProcess._on_begin,
     CommitEpoch: SinkProcess._on_commit,

@@ -6,12 +6,12 @@ import os
 import pickle
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import cloudpickle
 import numpy as np
 
-from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.coordinator import (
     CommitEpoch,
@@ -19,6 +19,7 @@ from elasticutor.core.coordinator import (
     ParticipantPrepared,
     StartSource,
 )
+from elasticutor.core.events import Output
 from elasticutor.core.flow import Outputs
 from elasticutor.core.ids import Attempt, Epoch, Peer
 from elasticutor.core.pacing import LEAST_GAP_S, next_gap_s
@@ -33,7 +34,7 @@ from elasticutor.runtime.routes import Router, RowRouter
 from elasticutor.runtime.specs import SourceSpec
 from elasticutor.sources import Offer, Reader, RowOffer, Source
 from elasticutor.transport import messages as say
-from elasticutor.transport.codec import Credit, Outgoing, Tuples
+from elasticutor.transport.codec import Credit, tuples
 from elasticutor.transport.mailbox import DRIVER, Mailbox
 from elasticutor.transport.packets import born, born_at
 from elasticutor.transport.row_packets import MOST_ROWS
@@ -140,7 +141,7 @@ class SourceProcess(Actor):
 
     def _send(self, offer: Offer) -> None:
         batch, due_us = offer.batch, offer.due_us
-        packets = None
+        packets: Sequence[Output] | None = None
         if self._row_router is not None and batch.num_rows <= MOST_ROWS:
             if due_us is None:
                 each_us = [round(offer.born * 1e6)] * batch.num_rows
@@ -154,28 +155,28 @@ class SourceProcess(Actor):
 
     def _send_rows(self, offer: RowOffer) -> None:
         assert self._row_router is not None  # else nobody has asked for rows
-        packets = self._row_router.split(offer.rows, offer.due_us)
+        packets: Sequence[Output] | None = self._row_router.split(offer.rows, offer.due_us)
         if packets is None:  # refused, or converted, as a batch of them is
             batch = self._writer.batch(offer.rows)
             packets = self._router.split(batch, born_at(np.array(offer.due_us, np.int64)))
         self._send_packets(packets, len(offer.rows), offer.due_us[0] / 1e6)
 
-    def _send_packets(self, packets: list[Outgoing], count: int, born_s: float) -> None:
+    def _send_packets(self, packets: Sequence[Output], count: int, born_s: float) -> None:
         self._meter.sent(count, time.time() - born_s)
         size = 0
         for output in packets:
             size += output.size
-            rows = output.packet.rows
-            self._routed[output.destination] += rows
-            self._outputs.add(ev.Output(output.destination, output.packet, output.size, rows))
+            self._routed[output.destination] += output.rows
+            self._outputs.add(output)
             self._flush(output.destination)
         self._row_bytes = size / count
 
     def _flush(self, peer: Peer) -> None:
         for order in self._outputs.send(peer, self._attempt):
             if isinstance(order, do.Emit):
-                tuples = Tuples(self._spec.who, order.attempt, order.size, order.batch)
-                self._mail.send(peer, tuples)
+                self._mail.send(
+                    peer, tuples(self._spec.who, order.attempt, order.size, order.batch)
+                )
             else:
                 self._mail.send(peer, say.Marker(self._spec.who, order.attempt, order.epoch))
 

@@ -11,7 +11,7 @@ import gc
 import os
 import pickle
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
@@ -26,7 +26,7 @@ from elasticutor.core.task_inbox import SingleWork, TaskInbox, Work
 from elasticutor.errors import BadValueError, StaleAttemptError
 from elasticutor.operator import Context, Operator, kind_of
 from elasticutor.process.actor import Actor
-from elasticutor.process.chunk_run import ChunkRun, Done, RowsDone, SingleRun
+from elasticutor.process.chunk_run import ChunkRun, RowsDone, SingleRun
 from elasticutor.process.operator_runner import OperatorRunner
 from elasticutor.runtime.failures import LAST_WORDS_S, described
 from elasticutor.runtime.routes import Router, RowRouter
@@ -36,7 +36,7 @@ from elasticutor.state.codec import CODEC
 from elasticutor.state.levels import Levels
 from elasticutor.state.lmdb_backend import LmdbBackend
 from elasticutor.transport import messages as say
-from elasticutor.transport.codec import Chunk, Outgoing, Result, RowChunk
+from elasticutor.transport.codec import Chunk, Result, RowChunk, RowOutput, RowResult
 from elasticutor.transport.mailbox import Mailbox
 from elasticutor.transport.packets import born_of, open_batch
 from elasticutor.transport.row_packets import MOST_ROWS, UNREADABLE, RowFormat, born_one_by_one
@@ -207,31 +207,20 @@ class TaskProcess(Actor):
         assert run is not None  # without one there is nothing to report
         work, chunk = run.work, run.work.content
         rows = work.unreported if len(work.left) else 0
-        outputs: Sequence[Outgoing] = ()
-        done: Done | RowsDone
+        ids = self._spec.task, chunk.attempt, chunk.chunk
         if isinstance(run, SingleRun):
-            done = run.report()
-            if done.rows_out:
-                outputs = self._outputs_of(run, done, chunk.born_us)
-        else:
-            done = run.report()
-            if done.output is not None:
-                births = born_of(chunk.births, done.part_rows_out)
-                outputs = self._router.split(done.output, births)
-        self._mail.send(
-            MAIN,
-            Result(
-                self._spec.task,
-                chunk.attempt,
-                chunk.chunk,
-                done.useful_s,
-                done.row_seconds,
-                outputs,
-                rows,
-            ),
-        )
+            few = run.report()
+            outputs = self._outputs_of(run, few, chunk.born_us) if few.rows_out else []
+            kind = RowResult if not outputs or type(outputs[0]) is RowOutput else Result
+            self._mail.send(MAIN, kind(*ids, few.useful_s, few.row_seconds, outputs, rows))
+            return
+        done = run.report()
+        outputs = []
+        if done.output is not None:
+            outputs = self._router.split(done.output, born_of(chunk.births, done.part_rows_out))
+        self._mail.send(MAIN, Result(*ids, done.useful_s, done.row_seconds, outputs, rows))
 
-    def _outputs_of(self, run: SingleRun, done: RowsDone, born_us: list[int]) -> list[Outgoing]:
+    def _outputs_of(self, run: SingleRun, done: RowsDone, born_us: list[int]) -> list[Any]:
         """The outputs of few tuples as packets: of rows if they are few themselves."""
         rows_out, births, start = done.rows_out, list[int](), 0
         for place, end in zip(done.places, done.ends, strict=True):

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.batches import Ingress
+from elasticutor.core.events import Output
 from elasticutor.core.flow import InputCredits, Outputs
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.latency import LatencyHistogram
@@ -35,7 +35,7 @@ from elasticutor.runtime.routes import Router
 from elasticutor.runtime.specs import Route
 from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Links, advertised_host
-from elasticutor.transport.codec import Credit, Outgoing, Tuples
+from elasticutor.transport.codec import Credit, RowTuples, Tuples, tuples
 from elasticutor.transport.mailbox import DRIVER, Mailbox
 from elasticutor.transport.packets import Packet, born
 from elasticutor.transport.row_packets import RowPacket
@@ -213,7 +213,7 @@ class _Cut:
     """A batch, cut into a packet for each executor."""
 
     rows: int
-    packets: Sequence[Outgoing]
+    packets: Sequence[Output]
 
     @property
     def size(self) -> int:
@@ -305,13 +305,13 @@ class _Visit:
     def _send(self, cut: _Cut) -> None:
         self._meter.sent(cut.rows, cut.packets)
         for out in cut.packets:
-            self._outputs.add(ev.Output(out.destination, out.packet, out.size, out.packet.rows))
+            self._outputs.add(out)
             self._flush(out.destination)
 
     def _flush(self, who: Peer) -> None:
         for order in self._outputs.send(who, self._attempt):
             if isinstance(order, do.Emit):
-                self._mail.send(who, Tuples(self._me, order.attempt, order.size, order.batch))
+                self._mail.send(who, tuples(self._me, order.attempt, order.size, order.batch))
             else:
                 self._mail.send(who, say.Marker(self._me, order.attempt, order.epoch))
 
@@ -336,7 +336,7 @@ class _Visit:
             case Credit(sender, _, total):
                 self._outputs.credit(sender, total)
                 self._flush(sender)
-            case Tuples(sender, attempt, size, packet):
+            case Tuples(sender, attempt, size, packet) | RowTuples(sender, attempt, size, packet):
                 operator, schema = self._feed.outputs[sender]
                 self._made.add(operator, packet.open(schema), size)
                 self._meter.took(operator, packet)
@@ -402,12 +402,12 @@ class _Meter:
         self._routed: Counter[Peer] = Counter()
         self._latency = LatencyHistogram()
 
-    def sent(self, rows: int, packets: Iterable[Outgoing]) -> None:
+    def sent(self, rows: int, packets: Iterable[Output]) -> None:
         """Rows were cut into packets."""
         self.rows_in += rows
         self._sent += rows
         for out in packets:
-            self._routed[out.destination] += out.packet.rows
+            self._routed[out.destination] += out.rows
 
     def took(self, operator: str, packet: Packet | RowPacket) -> None:
         """Outputs have come back."""

@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from elasticutor.core.events import Output
 from elasticutor.core.ids import Peer
 from elasticutor.core.keys import KeyHasher, executors_of, key_hasher, key_hashes, shards_of
 from elasticutor.core.repartition import PausableRoute
 from elasticutor.runtime.specs import Route
-from elasticutor.transport.codec import Outgoing
+from elasticutor.transport.codec import RowOutput
 from elasticutor.transport.packets import Births, Packet, split_births
 from elasticutor.transport.row_packets import RowFormat, RowPacket
 
@@ -32,7 +33,7 @@ class RowRouter:
         >>> route = Route("counts", ("user",), (Peer("counts.0"), Peer("counts.1")), by_rows=True)
         >>> router = RowRouter.of([route], pa.schema({"user": pa.int64()}))
         >>> for output in router.split([(1,), (2,), (3,)], born_us=[100, 200, 300]):
-        ...     output.destination, output.packet.born_us
+        ...     output.destination, output.batch.born_us
         ('counts.0', [100])
         ('counts.1', [200, 300])
     """
@@ -52,7 +53,7 @@ class RowRouter:
 
     def split(
         self, rows: Sequence[tuple[Any, ...]], born_us: Sequence[int]
-    ) -> list[Outgoing] | None:
+    ) -> list[RowOutput] | None:
         """Packets for all destinations; None if a row is not exactly of the schema.
 
         Args:
@@ -69,7 +70,7 @@ class RowRouter:
         for route, (places, hashed) in self._routes:
             if hashed is None:
                 whole = RowPacket(list(born_us), [], packed)
-                outputs.append(Outgoing(route.peers[0], whole.size, whole))
+                outputs.append(RowOutput(route.peers[0], whole, whole.size, len(packed)))
                 continue
             peers = route.peers
             packets: dict[Peer, RowPacket] = {}
@@ -82,7 +83,10 @@ class RowRouter:
                 packet.born_us.append(born)
                 packet.hashes.append(key_hash)
                 packet.packed.append(one)
-            outputs += [Outgoing(peer, packet.size, packet) for peer, packet in packets.items()]
+            outputs += [
+                RowOutput(peer, packet, packet.size, len(packet.packed))
+                for peer, packet in packets.items()
+            ]
         return outputs
 
 
@@ -108,7 +112,7 @@ class Router:
         >>> route = Route("counts", ("user",), (Peer("counts.0"), Peer("counts.1")))
         >>> batch = pa.record_batch({"user": pa.array([1, 2, 3, 4])})
         >>> for output in Router([route]).split(batch, born(0.0, 4)):
-        ...     output.destination, output.packet.open(batch.schema)["user"].to_pylist()
+        ...     output.destination, output.batch.open(batch.schema)["user"].to_pylist()
         ('counts.0', [1])
         ('counts.1', [2, 3, 4])
     """
@@ -134,7 +138,7 @@ class Router:
         """Whether nothing may be cut now, since a table is about to change."""
         return any(table.paused for table in self.tables.values())
 
-    def split(self, batch: pa.RecordBatch, births: Births) -> list[Outgoing]:
+    def split(self, batch: pa.RecordBatch, births: Births) -> list[Output]:
         """Packets for everybody concerned, each with its tuples in their order."""
         if not batch.num_rows:
             return []
@@ -147,7 +151,7 @@ class Router:
 
 def _split(
     route: Route, table: PausableRoute | None, batch: pa.RecordBatch, births: Births
-) -> Iterator[Outgoing]:
+) -> Iterator[Output]:
     if not route.key:
         yield _outgoing(route.peers[0], Packet.of(batch, births))
         return
@@ -185,5 +189,5 @@ def _groups(
         start = end
 
 
-def _outgoing(peer: Peer, packet: Packet) -> Outgoing:
-    return Outgoing(peer, packet.size, packet)
+def _outgoing(peer: Peer, packet: Packet) -> Output:
+    return Output(peer, packet, packet.size, packet.rows)

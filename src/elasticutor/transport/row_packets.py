@@ -26,6 +26,9 @@ MOST_ROWS: Final = 32
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
 """What reading a row raises that is none of the schema's."""
 
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+
 _MOST_KNOWN: Final = 1024
 """Combinations of types that are remembered: with nulls, columns have many."""
 _ROW_BYTES: Final = 16
@@ -149,7 +152,7 @@ def _format_of(schema: pa.Schema) -> RowFormat | None:
     return RowFormat.of(schema)
 
 
-class RowPacket:
+class RowPacket(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=False):
     """Few tuples, each packed by itself, ready to be sent or just received.
 
     It stands beside `Packet`; either gives a batch by `open`.
@@ -162,15 +165,11 @@ class RowPacket:
         ([1, 2], [[1500000, 1], [1500200, 1]])
     """
 
-    __slots__ = ("_batch", "born_us", "hashes", "packed")
-
-    def __init__(self, born_us: list[int], hashes: list[int], packed: list[bytes]) -> None:
-        self.born_us = born_us
-        """When each tuple was due, in microseconds since 1970."""
-        self.hashes = hashes
-        """Of each tuple's key; empty on the way to a sink."""
-        self.packed = packed
-        self._batch: pa.RecordBatch | None = None
+    born_us: list[Int64]
+    """When each tuple was due, in microseconds since 1970."""
+    hashes: list[Natural]
+    """Of each tuple's key; empty on the way to a sink."""
+    packed: list[bytes]
 
     @property
     def rows(self) -> int:
@@ -193,24 +192,22 @@ class RowPacket:
         Raises:
             BadValueError: They are not of this schema.
         """
-        if self._batch is None:
-            rows = _format_of(schema)
-            if rows is None:
-                raise BadValueError("packet of rows", "have columns of simple types", str(schema))
-            self._batch = rows.batch(self.packed)
-        return self._batch
+        return _batch(self.packed, schema)
 
     def pick(self, rows: npt.NDArray[np.intp], schema: pa.Schema) -> pa.RecordBatch:
         """The rows at these positions, as a record batch."""
-        batch = self.open(schema)
-        first, count = int(rows[0]), len(rows)
-        if int(rows[-1]) - first + 1 == count:
-            return batch.slice(first, count)
-        return batch.take(pa.array(rows))
+        return _batch([self.packed[row] for row in rows.tolist()], schema)
 
     def births_of(self, rows: npt.NDArray[np.intp]) -> Births:
         """The births of the tuples at these positions."""
         return born_one_by_one([self.born_us[row] for row in rows.tolist()])
+
+
+def _batch(packed: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
+    rows = _format_of(schema)
+    if rows is None:
+        raise BadValueError("packet of rows", "have columns of simple types", str(schema))
+    return rows.batch(packed)
 
 
 def born_one_by_one(born_us: Sequence[int]) -> Births:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from elasticutor.transport.codec import Chunk, Result, RowChunk, Tuples
+from elasticutor.transport.codec import Chunk, Result, RowChunk, RowResult, RowTuples, Tuples
 from elasticutor.transport.mailbox import TRACE, Mailbox
 from elasticutor.transport.row_packets import RowPacket
 
@@ -58,7 +58,7 @@ class TracedMailbox(Mailbox):
         before = time.time()
         super().send(who, message)
         times = f"{before:.6f} {time.time():.6f}"
-        if type(message) is Result:
+        if type(message) in (Result, RowResult):
             times += f" {message.useful_s:.6f}"
         self._note(f"sent {_kind_of(message)} {birth} {times}\n")
 
@@ -97,18 +97,18 @@ class TracedMailbox(Mailbox):
 
 
 def _kind_of(message: Any) -> str:
-    return "Chunk" if type(message) is RowChunk else type(message).__name__
+    return type(message).__name__.removeprefix("Row")
 
 
 def birth_of(message: Any) -> int | None:
     """The birth of a message's first tuple, if it has tuples and is one of the sample."""
     kind = type(message)
-    if kind is Tuples:
+    if kind is Tuples or kind is RowTuples:
         of = message.packet
     elif kind is Chunk or kind is RowChunk:
         of = message
-    elif kind is Result and message.outputs:
-        of = message.outputs[0].packet
+    elif (kind is Result or kind is RowResult) and message.outputs:
+        of = message.outputs[0].batch
     else:
         return None
     if isinstance(of, RowPacket | RowChunk):
