@@ -42,9 +42,10 @@ def describe(message: Any) -> str:
         >>> describe(TaskLost(3))
         'TaskLost task=3'
     """
-    fields = getattr(type(message), "__slots__", ())
+    kind = type(message)
+    fields = getattr(kind, "__struct_fields__", None) or getattr(kind, "__slots__", ())
     parts = [f"{name}={_value(getattr(message, name))}" for name in fields]
-    return " ".join([type(message).__name__, *parts])
+    return " ".join([kind.__name__, *parts])
 
 
 def _value(value: Any) -> str:
