@@ -12,6 +12,7 @@ from elasticutor.core.pacing import (
     LEAST_GAP_S,
     MOST_GAP_S,
     MOST_REPORTS_S,
+    USUAL_GAP_S,
     next_gap_s,
     report_every_s,
 )
@@ -55,6 +56,7 @@ gaps = st.floats(LEAST_GAP_S, MOST_GAP_S)
 def test_packets_get_rare_on_a_busy_machine_and_frequent_on_an_easy_one(gap_s: float) -> None:
     assert settled(gap_s, idle=0.01) == MOST_GAP_S
     assert settled(gap_s, idle=0.5) == LEAST_GAP_S
+    assert settled(gap_s, idle=0.14) == USUAL_GAP_S
 
 
 @given(gaps, st.floats(0.0, 1.0))
@@ -62,6 +64,11 @@ def test_the_gap_between_packets_stays_within_its_bounds(gap_s: float, idle: flo
     assert LEAST_GAP_S <= next_gap_s(gap_s, idle) <= MOST_GAP_S
 
 
-@given(gaps)
-def test_between_busy_and_easy_the_gap_stays_as_it_is(gap_s: float) -> None:
-    assert next_gap_s(gap_s, idle=0.09) == gap_s
+@pytest.mark.parametrize(
+    ("gap_s", "idle"),
+    [(0.002, 0.09), (0.001, 0.09), (0.001, 0.2), (0.000_5, 0.2)],
+)
+def test_where_idle_time_is_neither_scarce_nor_plenty_the_gap_stays(
+    gap_s: float, idle: float
+) -> None:
+    assert next_gap_s(gap_s, idle) == gap_s

@@ -92,7 +92,6 @@ class SourceRig:
         checkpointed: bool = True,
         shards: int = 0,
         source: Source | None = None,
-        by_rows: bool = False,
     ) -> None:
         none = cast("Any", None)
         spec = SourceSpec(
@@ -102,7 +101,7 @@ class SourceRig:
             SCHEMA,
             0,
             1,
-            (Route("counts", ("n",), (COUNTS,), shards, by_rows),),
+            (Route("counts", ("n",), (COUNTS,), shards),),
             1 << 20,
             Tempo(),
             checkpointed,
@@ -132,6 +131,12 @@ class SourceRig:
     def sent(self, kind: type) -> list[Any]:
         return [message for who, message in self.mail.sent if isinstance(message, kind)]
 
+    def tuples(self) -> list[Any]:
+        """Messages with tuples, in batches or row by row."""
+        return [
+            message for who, message in self.mail.sent if isinstance(message, Tuples | RowTuples)
+        ]
+
     def offsets(self) -> list[Any]:
         """What it has told the coordinator."""
         said = [message.what for message in self.sent(say.Said)]
@@ -142,11 +147,11 @@ def test_tuples_wait_for_others_when_a_packet_has_just_left() -> None:
     rig = SourceRig()
     rig.start(1)
     assert 0 < rig.process.work() <= 0.002
-    assert len(rig.sent(Tuples)) == 1
+    assert len(rig.tuples()) == 1
     rig.process.work()
-    assert len(rig.sent(Tuples)) == 1
+    assert len(rig.tuples()) == 1
     rig.read()
-    assert len(rig.sent(Tuples)) == 2
+    assert len(rig.tuples()) == 2
 
 
 def test_every_tuple_has_its_own_birth() -> None:
@@ -160,7 +165,7 @@ def test_every_tuple_has_its_own_birth() -> None:
     rig.start(1)
     rig.process._reader = TwoDue(0)
     rig.process.work()
-    (tuples,) = rig.sent(Tuples)
+    (tuples,) = rig.tuples()
     assert tuples.packet.births.tolist() == [[5_000_000, 1], [5_002_000, 1]]
 
 
@@ -207,7 +212,7 @@ def test_a_new_attempt_reads_again_from_its_offset_and_forgets_the_one_before() 
     rig.start(1)
     assert rig.process._credit_step == 0
     rig.read(20)
-    assert [message.attempt for message in rig.sent(Tuples)] == [2, 2, 2]
+    assert [message.attempt for message in rig.tuples()] == [2, 2, 2]
     assert len(rig.sent(say.Exhausted)) == 1
     rig.end(2, 1)
     assert rig.offsets() == [10]
@@ -225,13 +230,13 @@ def test_a_source_is_silent_after_its_last_marker_only_if_this_attempt_is_draine
     rig.take(say.Drain())
     rig.end(1, 1)
     rig.read()
-    assert rig.sent(Tuples) == []
+    assert rig.tuples() == []
     rig.start(2)
     if drained:
         rig.take(say.Drain())
     rig.end(2, 1)
     rig.read()
-    assert len(rig.sent(Tuples)) == (0 if drained else 1)
+    assert len(rig.tuples()) == (0 if drained else 1)
 
 
 def test_a_pause_ends_with_its_attempt() -> None:
@@ -239,10 +244,10 @@ def test_a_pause_ends_with_its_attempt() -> None:
     rig.start(1)
     rig.take(PauseUpstream(WHO, 1, "counts"))
     rig.read()
-    assert rig.sent(Tuples) == []
+    assert rig.tuples() == []
     rig.start(2)
     rig.read()
-    assert len(rig.sent(Tuples)) == 1
+    assert len(rig.tuples()) == 1
 
 
 def test_an_epoch_that_ends_before_the_source_has_started_is_passed_over() -> None:
@@ -285,7 +290,7 @@ class Rows(Clicks):
 
 def by_rows(rows: list[Any]) -> SourceRig:
     Rows.rows = rows
-    rig = SourceRig(source=Rows(), by_rows=True)
+    rig = SourceRig(source=Rows())
     rig.start(1)
     return rig
 
@@ -321,8 +326,8 @@ def test_rows_that_do_not_fit_are_converted_or_refused_as_a_batch_of_them() -> N
         by_rows(["one"]).read()
 
 
-def test_a_small_batch_is_sent_as_rows_where_rows_are_wanted() -> None:
-    rig = SourceRig(by_rows=True)
+def test_a_small_batch_is_sent_as_rows() -> None:
+    rig = SourceRig()
     rig.start(1)
     rig.read()
     (sent,) = rig.sent(RowTuples)
@@ -330,9 +335,9 @@ def test_a_small_batch_is_sent_as_rows_where_rows_are_wanted() -> None:
     assert sent.packet.open(SCHEMA)["n"].to_pylist() == [0]
 
 
-def test_rows_are_not_asked_for_where_batches_are_wanted() -> None:
+def test_rows_are_not_asked_for_where_only_batches_go() -> None:
     Rows.rows = [5]
-    rig = SourceRig(source=Rows())
+    rig = SourceRig(source=Rows(), shards=4)
     rig.start(1)
     rig.read()
-    assert not rig.sent(Tuples)
+    assert not rig.tuples()

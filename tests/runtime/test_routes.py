@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -98,7 +97,7 @@ def test_few_tuples_go_the_same_ways_one_by_one_as_in_a_batch(
     batch, births, routes = stream
     if not batch.num_rows:
         return
-    router = RowRouter.of([replace(way, by_rows=True) for way in routes], batch.schema)
+    router = RowRouter.of(routes, batch.schema)
     assert router is not None
     split = router.split([tuple(row.values()) for row in batch.to_pylist()], ages(births))
     assert split is not None
@@ -113,7 +112,7 @@ def test_few_tuples_go_the_same_ways_one_by_one_as_in_a_batch(
 
 
 def test_a_row_that_is_not_exactly_of_the_schema_is_left_to_the_batch() -> None:
-    router = RowRouter.of([replace(SINK, by_rows=True)], pa.schema([("n", pa.float64())]))
+    router = RowRouter.of([SINK], pa.schema([("n", pa.float64())]))
     assert router is not None
     assert router.split([(1.5,), (1,)], [0, 0]) is None
 
@@ -122,12 +121,10 @@ def test_a_row_that_is_not_exactly_of_the_schema_is_left_to_the_batch() -> None:
     "routes",
     [
         [],
-        [SINK],
-        [replace(SINK, by_rows=True), Route("a", ("n",), (Peer("a.0"),))],
-        [Route("a", ("n",), (Peer("a.0"),), shards=4, by_rows=True)],
-        [Route("a", ("x",), (Peer("a.0"),), by_rows=True)],
+        [SINK, Route("a", ("n",), (Peer("a.0"),), shards=4)],
+        [Route("a", ("x",), (Peer("a.0"),))],
     ],
-    ids=["none", "sink of batches", "one of batches", "table of shards", "key hashed by column"],
+    ids=["none", "table of shards", "key hashed by column"],
 )
 def test_rows_are_not_routed_where_a_batch_is_needed(routes: list[Route]) -> None:
     assert RowRouter.of(routes, pa.schema([("n", pa.int64()), ("x", pa.float64())])) is None

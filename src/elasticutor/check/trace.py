@@ -43,7 +43,7 @@ def describe(message: Any) -> str:
         'TaskLost task=3'
     """
     kind = type(message)
-    fields = getattr(kind, "__struct_fields__", None) or getattr(kind, "__slots__", ())
+    fields: tuple[str, ...] = getattr(kind, "__struct_fields__", ()) or kind.__slots__
     parts = [f"{name}={_value(getattr(message, name))}" for name in fields]
     return " ".join([kind.__name__, *parts])
 

@@ -30,18 +30,21 @@ def report_every_s(asked_s: float, senders: int) -> float:
     return max(asked_s, senders / MOST_REPORTS_S) if asked_s else 0.0
 
 
-LEAST_GAP_S: Final = 0.001
+LEAST_GAP_S: Final = 0.000_25
+USUAL_GAP_S: Final = 0.001
 MOST_GAP_S: Final = 0.003
 _BUSY, _EASY = 0.06, 0.12
-"""Shares of the machine's CPU time that are idle: below the one packets get fewer, above the other
-more frequent; between them nothing changes."""
+"""Shares of the machine's CPU time that are idle: below the one packets get fewer than usual, above
+the other they come as usual again; between them nothing changes."""
+_SHORT, _SPARE = 0.16, 0.24
+"""Above the second share packets get more frequent than usual, below the first as usual again."""
 _STEP: Final = 1.5
 
 
 def next_gap_s(gap_s: float, idle: float) -> float:
     """The least time between two packets of a source, given how idle its machine is.
 
-    A packet wakes up four processes, each of which takes about 0.1 ms of CPU before and beside the
+    A packet wakes up four processes, each of which takes about 0.05 ms of CPU before and beside the
     tuples in it. While CPU is left, frequent packets make latency short. When hardly any is left,
     the same CPU time is what tuples wait for: then fewer and fuller packets make it shorter.
 
@@ -50,11 +53,15 @@ def next_gap_s(gap_s: float, idle: float) -> float:
         idle: The share of the machine's CPU time that was idle of late.
 
     Example:
-        >>> next_gap_s(0.001, idle=0.02), next_gap_s(0.0015, idle=0.5), next_gap_s(0.002, idle=0.1)
+        >>> next_gap_s(0.001, idle=0.02), next_gap_s(0.0015, idle=0.2), next_gap_s(0.002, idle=0.1)
         (0.0015, 0.001, 0.002)
+        >>> next_gap_s(0.000_3, idle=0.5), next_gap_s(0.000_3, idle=0.2), next_gap_s(0.000_8, 0.14)
+        (0.00025, 0.0003, 0.001)
     """
     if idle < _BUSY:
         return min(MOST_GAP_S, gap_s * _STEP)
-    if idle > _EASY:
+    if idle > _SPARE:
         return max(LEAST_GAP_S, gap_s / _STEP)
-    return gap_s
+    if gap_s > USUAL_GAP_S:
+        return max(USUAL_GAP_S, gap_s / _STEP) if idle > _EASY else gap_s
+    return min(USUAL_GAP_S, gap_s * _STEP) if idle < _SHORT else gap_s

@@ -22,7 +22,7 @@ from elasticutor.core.coordinator import (
 from elasticutor.core.events import Output
 from elasticutor.core.flow import Outputs
 from elasticutor.core.ids import Attempt, Epoch, Peer
-from elasticutor.core.pacing import LEAST_GAP_S, next_gap_s
+from elasticutor.core.pacing import USUAL_GAP_S, next_gap_s
 from elasticutor.core.repartition import PauseUpstream, UpdateTable
 from elasticutor.errors import ProtocolError
 from elasticutor.process.actor import Actor
@@ -81,7 +81,7 @@ class SourceProcess(Actor):
         self._row_bytes = 128.0
         self._credit_step = 0
         self._send_at = 0.0
-        self._gap_s = LEAST_GAP_S  # between two packets, unless they are full
+        self._gap_s = USUAL_GAP_S  # between two packets, unless they are full
         self._idle = IdleShare()
         self._meter = _Meter(time.monotonic())
         self._routed: Counter[Peer] = Counter()  # rows by destination, since the last measurement

@@ -17,6 +17,8 @@ from time import perf_counter
 from typing import Any
 
 import cloudpickle
+import numpy as np
+import pyarrow as pa
 
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
@@ -26,8 +28,9 @@ from elasticutor.core.task_inbox import SingleWork, TaskInbox, Work
 from elasticutor.errors import BadValueError, StaleAttemptError
 from elasticutor.operator import Context, Operator, kind_of
 from elasticutor.process.actor import Actor
-from elasticutor.process.chunk_run import ChunkRun, RowsDone, SingleRun
+from elasticutor.process.chunk_run import ChunkRun, Done, RowsDone, SingleRun
 from elasticutor.process.operator_runner import OperatorRunner
+from elasticutor.process.rows import rows_of
 from elasticutor.runtime.failures import LAST_WORDS_S, described
 from elasticutor.runtime.routes import Router, RowRouter
 from elasticutor.runtime.specs import TaskSpec
@@ -38,7 +41,7 @@ from elasticutor.state.lmdb_backend import LmdbBackend
 from elasticutor.transport import messages as say
 from elasticutor.transport.codec import Chunk, Result, RowChunk, RowOutput, RowResult
 from elasticutor.transport.mailbox import Mailbox
-from elasticutor.transport.packets import born_of, open_batch
+from elasticutor.transport.packets import NO_BIRTHS, Births, born_of, open_batch
 from elasticutor.transport.row_packets import MOST_ROWS, UNREADABLE, RowFormat, born_one_by_one
 
 MAIN = "main"
@@ -86,8 +89,8 @@ class TaskProcess(Actor):
         self._router = Router(spec.operator.routes)
         self._row_router = RowRouter.of(spec.operator.routes, spec.operator.output)
         self._schema = spec.operator.input
-        by_rows = kind_of(self._operator) == "record"
-        self._row_format = RowFormat.of(self._schema) if by_rows else None
+        self._by_rows = kind_of(self._operator) == "record"
+        self._row_format = RowFormat.of(self._schema)
         self._runner = OperatorRunner(
             self._operator,
             name=spec.operator.name,
@@ -97,6 +100,7 @@ class TaskProcess(Actor):
             cache=cache,
         )
         self._inbox = TaskInbox()
+        self._births = NO_BIRTHS  # of the chunk under way, if it is a batch
         self._writes: deque[Iterator[ev.ShardWritten | None]] = deque()
         self._pause_s = 0.0  # the longest that the end of this epoch has kept it from tuples
         self._flush_s = 0.0  # what it took to set apart what has changed, if just now
@@ -122,8 +126,11 @@ class TaskProcess(Actor):
 
     def take(self, message: Any) -> None:
         """Put a message where it belongs among those that wait."""
-        if type(message) is RowChunk:
+        if type(message) is RowChunk and self._by_rows:
             self._inbox.put(SingleWork(message.chunk, message.shards, message))
+        elif type(message) is RowChunk:
+            shards = np.array(message.shards, np.int32)
+            self._inbox.put(Work(message.chunk, shards, message))
         elif type(message) is Chunk:
             self._inbox.put(Work(message.chunk, message.shards, message))
         elif type(message) is do.WriteShard:
@@ -155,14 +162,23 @@ class TaskProcess(Actor):
         return self._inbox.interrupted
 
     def _on_chunk(self, work: Work) -> None:
-        chunk: Chunk = work.content
+        chunk: Chunk | RowChunk = work.content
         try:
-            batch = open_batch(chunk.data, chunk.rows, self._schema)
+            if isinstance(chunk, RowChunk):
+                batch, births = self._batch_of(chunk), born_one_by_one(chunk.born_us)
+            else:
+                batch, births = open_batch(chunk.data, chunk.rows, self._schema), chunk.births
         except BadValueError as error:
             self._mail.drop(str(error))
             return
         self._open(chunk)
-        self._go_through(self._runner.begin(batch, work, chunk.births[:, 1].tolist()))
+        self._births = births
+        self._go_through(self._runner.begin(batch, work, births[:, 1].tolist()))
+
+    def _batch_of(self, chunk: RowChunk) -> pa.RecordBatch:
+        if self._row_format is None:
+            raise BadValueError("rows", "be of columns of simple types", str(self._schema))
+        return self._row_format.batch(chunk.packed)
 
     def _on_row_chunk(self, work: SingleWork) -> None:
         chunk: RowChunk = work.content
@@ -208,17 +224,31 @@ class TaskProcess(Actor):
         work, chunk = run.work, run.work.content
         rows = work.unreported if len(work.left) else 0
         ids = self._spec.task, chunk.attempt, chunk.chunk
+        outputs: list[Any] = []
+        done: RowsDone | Done
         if isinstance(run, SingleRun):
-            few = run.report()
-            outputs = self._outputs_of(run, few, chunk.born_us) if few.rows_out else []
-            kind = RowResult if not outputs or type(outputs[0]) is RowOutput else Result
-            self._mail.send(MAIN, kind(*ids, few.useful_s, few.row_seconds, outputs, rows))
-            return
-        done = run.report()
-        outputs = []
-        if done.output is not None:
-            outputs = self._router.split(done.output, born_of(chunk.births, done.part_rows_out))
-        self._mail.send(MAIN, Result(*ids, done.useful_s, done.row_seconds, outputs, rows))
+            done = run.report()
+            if done.rows_out:
+                outputs = self._outputs_of(run, done, chunk.born_us)
+        else:
+            done = run.report()
+            if done.output is not None:
+                outputs = self._packets_of(done.output, born_of(self._births, done.part_rows_out))
+        seconds = done.row_seconds
+        if not outputs or type(outputs[0]) is RowOutput:
+            seconds = seconds.tolist() if isinstance(seconds, np.ndarray) else seconds
+            self._mail.send(MAIN, RowResult(*ids, done.useful_s, seconds, outputs, rows))
+        else:
+            self._mail.send(MAIN, Result(*ids, done.useful_s, seconds, outputs, rows))
+
+    def _packets_of(self, output: pa.RecordBatch, births: Births) -> list[Any]:
+        """The outputs of a batch as packets: of rows if they are few."""
+        if self._row_router is not None and output.num_rows <= MOST_ROWS:
+            born_us = births[:, 0].repeat(births[:, 1]).tolist()
+            split = self._row_router.split(rows_of(output), born_us)
+            if split is not None:
+                return split
+        return self._router.split(output, births)
 
     def _outputs_of(self, run: SingleRun, done: RowsDone, born_us: list[int]) -> list[Any]:
         """The outputs of few tuples as packets: of rows if they are few themselves."""

@@ -220,11 +220,10 @@ class Blueprint:
         for name in targets:
             operator = operators.get(name)
             if operator is None:
-                routes.append(Route(name, (), (Peer(name),), by_rows=True))
+                routes.append(Route(name, (), (Peer(name),)))
             else:
                 shards = operator.shards if self._paradigm == "rc" else 0
-                peers, by_rows = _peers(operator.processes), operator.kind == "record"
-                routes.append(Route(name, operator.key, peers, shards, by_rows))
+                routes.append(Route(name, operator.key, _peers(operator.processes), shards))
         return tuple(routes)
 
 

@@ -30,7 +30,7 @@ class RowRouter:
     """Cuts few tuples of one stream into packets of rows. Made by `RowRouter.of`.
 
     Example:
-        >>> route = Route("counts", ("user",), (Peer("counts.0"), Peer("counts.1")), by_rows=True)
+        >>> route = Route("counts", ("user",), (Peer("counts.0"), Peer("counts.1")))
         >>> router = RowRouter.of([route], pa.schema({"user": pa.int64()}))
         >>> for output in router.split([(1,), (2,), (3,)], born_us=[100, 200, 300]):
         ...     output.destination, output.batch.born_us
@@ -44,7 +44,7 @@ class RowRouter:
 
     @classmethod
     def of(cls, routes: Sequence[Route], schema: pa.Schema) -> RowRouter | None:
-        """The router of a stream; None if its tuples are better sent as batches."""
+        """The router of a stream; None if its tuples can only be sent as batches."""
         rows = RowFormat.of(schema)
         keys = [_row_key(route, schema) for route in routes]
         if rows is None or not routes or any(key is None for key in keys):
@@ -96,7 +96,7 @@ _RowKey = tuple[list[int], KeyHasher | None]
 
 def _row_key(route: Route, schema: pa.Schema) -> _RowKey | None:
     """How to hash the keys of a route's tuples; None if it takes no rows."""
-    if not route.by_rows or route.shards:
+    if route.shards:
         return None
     if not route.key:
         return [], None

@@ -42,8 +42,6 @@ class Route:
     peers: tuple[Peer, ...]
     shards: int = 0
     """Of the operator as a whole, where upstreams hold the table of them; otherwise 0."""
-    by_rows: bool = False
-    """Whether who takes the tuples works on rows: then few of them are better packed one by one."""
 
 
 @dataclass(frozen=True, slots=True)

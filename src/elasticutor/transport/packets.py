@@ -28,6 +28,7 @@ Buffer: TypeAlias = Any
 
 _SAME_BIRTH_US = 100
 
+NO_BIRTHS: Births = np.empty((0, 2), np.int64)
 NO_HASHES: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
 
 

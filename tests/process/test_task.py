@@ -1,0 +1,134 @@
+"""A task's process: rows and batches come to the same, for operators of either kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.process.sink_rig import Mail
+
+from elasticutor.bench.operators import COUNTS_AND_SUMS, CountAndSum, CountAndSumBatch
+from elasticutor.core import instructions as do
+from elasticutor.core.ids import Attempt, ChunkId, Epoch, NodeId, Peer, TaskId
+from elasticutor.operator import Operator
+from elasticutor.process.task import TaskProcess
+from elasticutor.runtime.specs import OperatorSpec, Route, Site, TaskSpec
+from elasticutor.state.levels import Levels
+from elasticutor.state.lmdb_backend import LmdbBackend
+from elasticutor.transport.codec import Chunk, Result, RowChunk, RowResult
+from elasticutor.transport.packets import Packet, born_at
+from elasticutor.transport.row_packets import RowFormat
+
+SCHEMA = pa.schema([("key", pa.int64()), ("time", pa.int64())])
+ROWS = [(7, 1), (3, 10), (7, 100)]
+BORN_US = [1_000_000, 1_000_200, 1_000_400]
+SHARDS = [5, 2, 5]
+
+
+class QuietMail(Mail):
+    """Nobody sends anything while a chunk is under way."""
+
+    def receive(self) -> Iterator[Any]:
+        return iter(())
+
+
+class TaskRig:
+    """A task's process, without a process."""
+
+    def __init__(self, operator: Operator, folder: Path) -> None:
+        with LmdbBackend.create(str(folder), map_size=2**24) as backend:
+            Levels.create(backend, attempt=Attempt(1), committed=Epoch(0))
+        none = cast("Any", None)
+        spec = TaskSpec(
+            Site("run-1", NodeId("n0"), "", "", none, none),
+            Peer("count.0"),
+            0,
+            TaskId(0),
+            OperatorSpec(
+                "count",
+                cloudpickle.dumps(operator),
+                ("key",),
+                SCHEMA,
+                COUNTS_AND_SUMS,
+                (Route("out", (), (Peer("out"),)),),
+            ),
+            none,
+            str(folder),
+        )
+        self.mail = QuietMail()
+        self.process = TaskProcess(spec, cast("Any", self.mail))
+        self.take(do.ResetTask(TaskId(0), Attempt(1)))
+        self.mail.sent.clear()
+
+    def take(self, message: Any) -> None:
+        self.process.take(message)
+        self.process.work()
+
+    def take_rows(self, rows: list[Any], chunk: int = 0) -> None:
+        packed = [cast("bytes", ROW_FORMAT.pack(row)) for row in rows]
+        ids = Attempt(1), Epoch(1), ChunkId(chunk)
+        self.take(RowChunk(*ids, BORN_US[: len(rows)], SHARDS[: len(rows)], packed))
+
+    def take_batch(self, rows: list[Any]) -> None:
+        batch = pa.RecordBatch.from_pylist([dict(zip(SCHEMA.names, r, strict=True)) for r in rows])
+        births = born_at(np.array(BORN_US, np.int64))
+        shards = np.array(SHARDS, np.int32)
+        ids = Attempt(1), Epoch(1), ChunkId(0), len(rows)
+        self.take(Chunk(*ids, births, shards, Packet.of(batch, births).data))
+
+    def answer(self) -> Any:
+        (((_, answer)),) = self.mail.sent
+        return answer
+
+    def close(self) -> None:
+        self.process._cache._store._backend.close()  # type: ignore[attr-defined]
+
+
+ROW_FORMAT = cast("RowFormat", RowFormat.of(SCHEMA))
+
+
+@pytest.fixture(params=[CountAndSum, CountAndSumBatch], ids=["record", "vectorised"])
+def rig(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TaskRig]:
+    rig = TaskRig(request.param(), tmp_path)
+    yield rig
+    rig.close()
+
+
+@pytest.mark.parametrize("travels", ["rows", "batch"])
+def test_few_tuples_give_few_outputs_as_rows_each_with_its_birth(
+    rig: TaskRig, travels: str
+) -> None:
+    rig.take_rows(ROWS) if travels == "rows" else rig.take_batch(ROWS)
+    answer = rig.answer()
+    assert isinstance(answer, RowResult)
+    (output,) = answer.outputs
+    assert output.destination == "out"
+    assert output.batch.born_us == BORN_US
+    rows = [tuple(row.values()) for row in output.batch.open(COUNTS_AND_SUMS).to_pylist()]
+    assert rows == [(7, 1, 1), (3, 1, 10), (7, 2, 101)]
+
+
+def test_a_row_that_is_none_is_dropped_and_said(rig: TaskRig) -> None:
+    ids = Attempt(1), Epoch(1), ChunkId(0)
+    rig.take(RowChunk(*ids, BORN_US[:1], SHARDS[:1], [b"\xc0"]))
+    assert not rig.mail.sent
+    assert "row" in rig.mail.dropped[0]
+
+
+def test_many_outputs_travel_as_a_batch(tmp_path: Path) -> None:
+    class Many(CountAndSum):
+        def process(self, key: Any, row: Any, state: Any) -> Any:
+            return [(key, at, 0) for at in range(40)]
+
+    rig = TaskRig(Many(), tmp_path)
+    rig.take_batch(ROWS)
+    answer = rig.answer()
+    assert isinstance(answer, Result)
+    (output,) = answer.outputs
+    assert output.batch.rows == 120
+    rig.close()
