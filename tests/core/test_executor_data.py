@@ -1,8 +1,10 @@
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import pytest
 from tests.core.executor_rig import (
+    S1,
     S2,
     T0,
     T1,
@@ -25,7 +27,7 @@ from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core.config import ExecutorConfig
 from elasticutor.core.executor import Phase
-from elasticutor.core.ids import Epoch
+from elasticutor.core.ids import Epoch, ShardId
 
 SMALL = ExecutorConfig(shards=4, first_chunk_rows=2, min_credit_bytes=100, max_credit_bytes=100)
 
@@ -420,3 +422,54 @@ def test_chunks_shrink_when_no_more_of_the_epoch_comes_and_not_before() -> None:
     assert all(earlier >= size for earlier, size in zip(later, later[4:], strict=False))
     assert later[-1] <= 2
     assert sum(sizes()) == 1008
+
+
+def test_near_the_end_of_a_batch_little_is_handed_out_ahead() -> None:
+    config = ExecutorConfig(
+        shards=2, outputs="return", chunk_s=0.05, window_s=0.1, first_chunk_rows=4
+    )
+    rig = Rig(config, cores=(A, A), row_s={0: 1e-3, 1: 1e-3})
+    rig.send(U, [0] * 1000 + [1] * 1000)
+    rig.answer(do.Dispatch, times=4)
+    rig.mark()
+    while rig.executor.waiting:
+        left = rig.executor.waiting
+        rig.answer(do.Dispatch, times=1)
+        for task in rig.executor.tasks.values():
+            # Two chunks of half of a task's share, or what was handed out before.
+            assert len(task.flights) <= 2 or task.in_flight_s <= max(0.004, left * 1e-3 / 2)
+    assert {len(task.flights) for task in rig.executor.tasks.values()} <= {0, 1, 2}
+
+
+UNEVEN = {0: 500, 1: 60, 2: 450, 3: 10}  # 560 against 460: 10 % above the mean, below θ
+
+
+def uneven_end(outputs: Literal["forward", "return"], *, marked: bool) -> Rig:
+    """Two tasks whose shards have so many tuples of 1 ms left."""
+    config = ExecutorConfig(shards=4, outputs=outputs, first_chunk_rows=4, min_credit_bytes=1 << 20)
+    rig = Rig(config, cores=(A, A), row_s=dict.fromkeys(range(4), 1e-3))
+    rig.place(t0=[0, 1], t1=[2, 3])
+    rig.send(U, [shard for shard, rows in UNEVEN.items() for _ in range(rows)])
+    rig.answer(do.Dispatch, times=4)
+    if marked:
+        rig.mark()
+    rig.tell(ev.BalanceDue(), after=0.1)
+    return rig
+
+
+def rig_moves(rig: Rig) -> list[ShardId]:
+    return [move.shard for move in rig.executor.moves]
+
+
+def test_what_is_left_of_a_batch_is_evened_out_so_that_all_tasks_end_together() -> None:
+    rig = uneven_end("return", marked=True)
+    assert rig_moves(rig) == [S1]
+    rig.settle()
+    assert rig.executor.waiting == 0
+
+
+@pytest.mark.parametrize(("outputs", "marked"), [("return", False), ("forward", True)])
+def test_where_more_comes_a_load_below_the_threshold_stays_as_it_is(
+    outputs: Literal["forward", "return"], marked: bool
+) -> None:
+    assert not rig_moves(uneven_end(outputs, marked=marked))

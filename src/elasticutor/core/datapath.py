@@ -144,7 +144,7 @@ class DataPath:
         """Fill a task's window from its queue."""
         receiver, config, slot = self.receiver, self._config, task.slot
         share = self._share() if self._epochs.marked else None
-        while receiver.queued(slot) and not task.full(config):
+        while receiver.queued(slot) and not task.full(config, share):
             if not self._returns and self.outputs.blocked(_ANYBODY):
                 return
             rows = task.next_rows(config, share, receiver.backlog(slot))
@@ -181,10 +181,13 @@ class DataPath:
         """Tasks with room for work that waits for them: none, whenever an event is handled."""
         if not self._returns and self.outputs.blocked(_ANYBODY):
             return []
+        share = self._share() if self._epochs.marked else None
         return [
             task.id
             for task in self._tasks.values()
-            if task.running and self.receiver.queued(task.slot) and not task.full(self._config)
+            if task.running
+            and self.receiver.queued(task.slot)
+            and not task.full(self._config, share)
         ]
 
     def require_answer(self, task: TaskView, event: Answer) -> None:
@@ -365,6 +368,16 @@ class DataPath:
     def steady_noise(self, tasks: int) -> float:
         """The same of the steady loads."""
         return self._steady.noise(tasks, float(self.steady_loads().sum()))
+
+    @property
+    def rest_is_known(self) -> bool:
+        """Whether nothing more comes before this epoch ends, nor until the next one is wanted."""
+        return self._returns and self._epochs.all_marked
+
+    def rest_s(self) -> FloatArray:
+        """What is left to do of the tuples that are here, in seconds of work per shard."""
+        self._count_work()
+        return self._inside * self._steady.costs(0.0)
 
     def has_changed(self) -> None:
         """The load is not what it was: what the steady loads remember of it counts no more."""

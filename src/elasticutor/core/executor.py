@@ -376,6 +376,9 @@ class ElasticExecutor:
         would be all cost and no gain. So θ is raised by what chance can do in the time looked at.
         """
         tasks = sum(task.staying for task in self.tasks.values())
+        if self._data.rest_is_known:
+            self._even_out_rest(now, tasks)
+            return
         threshold = self.config.balance_threshold
         if self._arrange(now, threshold + self.config.chance * self._data.noise(tasks)):
             self._data.has_changed()
@@ -383,6 +386,17 @@ class ElasticExecutor:
             loads = self._data.steady_loads()
             threshold += self.config.chance * self._data.steady_noise(tasks)
             self._arrange(now, threshold, loads=loads)
+
+    def _even_out_rest(self, now: float, tasks: int) -> None:
+        """Let all tasks end together: a batch is done when the last of them is.
+
+        Nothing is left to chance then, and rates do not matter any more, only what is left to do.
+        """
+        rest_s = self._data.rest_s()
+        mean_s = float(rest_s.sum()) / max(1, tasks)
+        if mean_s > _WORTH_EVENING_OUT_S:
+            uneven = max(_LEAST_UNEVEN, _WORTH_EVENING_OUT_S / mean_s)
+            self._arrange(now, 1.0 + uneven, loads=rest_s)
 
     def _arrange(
         self,
@@ -548,6 +562,10 @@ class ElasticExecutor:
 
 
 _NEW_CORE_THRESHOLD = 1.05
+_WORTH_EVENING_OUT_S = 0.01
+"""When a batch ends: a task that is behind the mean by less may stay so."""
+_LEAST_UNEVEN = 0.02
+"""And one that is behind by a smaller share: what is left is an estimate."""
 
 
 _HANDLERS: dict[type, Callable[[ElasticExecutor, Any, float], None]] = {

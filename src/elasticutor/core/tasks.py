@@ -80,14 +80,23 @@ class TaskView:
         """Whether shards may be given to it."""
         return self.status is TaskStatus.ACTIVE
 
-    def full(self, config: ExecutorConfig) -> bool:
-        """Whether it has been given as much as it may have ahead of time."""
+    def full(self, config: ExecutorConfig, share: int | None = None) -> bool:
+        """Whether it has been given as much as it may have ahead of time.
+
+        Args:
+            config: Of the executor.
+            share: As for `next_rows`: the window shrinks with the chunks, so that what is left can
+                still go to another task.
+        """
         chunks = len(self.flights)
         if chunks < config.min_chunks:
             return False
         if chunks >= config.max_chunks or self.row_s is None:
             return True
-        return self.in_flight_s >= self.window_s(config)
+        window_s = self.window_s(config)
+        if share is not None:
+            window_s = min(window_s, max(share * self.row_s, _LEAST_CHUNK_S))
+        return self.in_flight_s >= window_s
 
     def window_s(self, config: ExecutorConfig) -> float:
         """How much work it may be given ahead of time."""
