@@ -187,6 +187,68 @@ def test_a_key_that_cannot_be_is_refused(key: Any, says: str) -> None:
     assert isinstance(refused.value, UnsupportedKeyError) == (key == "tags")
 
 
+class Reads(Echo):
+    def __init__(self, columns: Any) -> None:
+        self.columns = columns  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("columns", "key", "sent"),
+    [
+        (None, "page", ["user_id", "page", "tags", "clicks"]),
+        (("clicks",), "page", ["page", "clicks"]),
+        (["tags", "user_id"], ["page", "user_id"], ["user_id", "page", "tags"]),
+        ((), "clicks", ["clicks"]),
+        ({"page"}, "page", ["page"]),
+        (["clicks", "clicks"], "page", ["page", "clicks"]),
+        (["clicks", "tags", "page", "user_id"], "page", ["user_id", "page", "tags", "clicks"]),
+    ],
+)
+def test_an_operator_is_sent_what_it_reads_and_its_key_in_the_order_of_the_stream(
+    columns: Any, key: Any, sent: list[str]
+) -> None:
+    topology = Topology("job")
+    source = clicks(topology)
+    topology.sink("out", NoSink(), topology.operator("echo", Reads(columns), source, key=key))
+    (operator,) = topology.plan().operators
+    assert operator.input.equals(pa.schema([source.schema.field(name) for name in sent]))
+
+
+def test_what_an_operator_reads_changes_nothing_for_others_that_take_the_stream() -> None:
+    topology = Topology("job")
+    web, app = clicks(topology, "web"), clicks(topology, "app")
+    few = topology.operator("few", Reads(["clicks"]), web, key="page")
+    topology.connect(app, "few")
+    every = topology.operator("every", Echo(), [web, app], key="page")
+    topology.sink("out", NoSink(), [web, few, every])
+    plan = topology.plan()
+    names = {operator.name: operator.input.names for operator in plan.operators}
+    assert names == {"few": ["page", "clicks"], "every": web.schema.names}
+    assert plan.sinks[0].schema.equals(web.schema)
+
+
+def test_streams_that_come_together_have_one_schema_whatever_is_read_of_it() -> None:
+    topology = Topology("job")
+    topology.operator("few", Reads(["clicks"]), clicks(topology), key="page")
+    with pytest.raises(BadValueError, match="must have the same schema"):
+        topology.connect(clicks(topology, "short", "page string, clicks int"), "few")
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        (["clcks"], "be columns of its input; got 'clcks'. Hint: did you mean 'clicks'"),
+        ("clicks", "be several names of columns, or None"),
+        ([3], "be columns of its input; got 3"),
+    ],
+)
+def test_columns_that_are_not_there_are_refused(columns: Any, says: str) -> None:
+    topology = Topology("job")
+    with pytest.raises(BadValueError, match="columns of operator 'echo' must " + says):
+        topology.operator("echo", Reads(columns), clicks(topology), key="page")
+    topology.operator("echo", Echo(), clicks(topology, "again"), key="page")
+
+
 @pytest.mark.parametrize(
     "name", ["", "a b", "a/b", "é", "-a", ".a", "..", "a" * 41, "counts.0", "a\n", 7, None]
 )

@@ -196,9 +196,9 @@ class Operator:
     them, and in either case it may be kept by `set_array`. None: any object, kept as bytes."""
 
     columns: ClassVar[Sequence[str] | None] = None
-    """The input columns that it reads; others are not sent. None: all of them. Only `elastic()`
-    asks for it; the columns of the key always come, and so do those of other operators that the
-    same call feeds."""
+    """The input columns that it reads; others are not sent. None: all of them. Rows have them in
+    the order of the input. The columns of the key always come; so do, in `elastic()`, those of
+    other operators that the same call feeds."""
 
     def open(self, context: Context) -> None:
         """Called once in each task, before the first row: the place for what cannot be pickled."""

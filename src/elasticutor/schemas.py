@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
@@ -116,6 +116,37 @@ def closest(name: str, known: Iterable[str]) -> str:
     if near:
         return f"did you mean {lowered[near[0]]!r}?"
     return "there are " + ", ".join(map(repr, names)) if names else "there are none"
+
+
+def columns_read(who: str, columns: Any, known: Sequence[str], of: str) -> tuple[str, ...] | None:
+    """The columns that an operator says it reads (`Operator.columns`); None: all of them.
+
+    Args:
+        who: The operator, for errors.
+        columns: What it says.
+        known: The columns that there are.
+        of: What has these, for errors.
+
+    Raises:
+        BadValueError: It says something else, or names a column that is not there.
+
+    Example:
+        >>> columns_read("operator 'counts'", ["use"], ["user", "at"], "its input")
+        Traceback (most recent call last):
+            ...
+        elasticutor.errors.BadValueError: columns of operator 'counts' must be columns of its \
+input; got 'use'. Hint: did you mean 'user'?
+    """
+    if columns is None:
+        return None
+    if isinstance(columns, str) or not isinstance(columns, Sequence | set | frozenset):
+        must = "be several names of columns, or None for all of them"
+        raise BadValueError(f"columns of {who}", must, columns, 'for example ("user_id", "at")')
+    for name in columns:
+        if name not in known:
+            hint = closest(str(name), known)
+            raise BadValueError(f"columns of {who}", f"be columns of {of}", name, hint)
+    return tuple(columns)
 
 
 def _require_columns(schema: pa.Schema) -> None:

@@ -26,7 +26,7 @@ import pyarrow as pa
 from elasticutor.core.keys import key_hashes
 from elasticutor.errors import BadValueError, UnsupportedKeyError
 from elasticutor.operator import Operator, kind_of
-from elasticutor.schemas import SchemaLike, closest, to_arrow
+from elasticutor.schemas import SchemaLike, closest, columns_read, to_arrow
 from elasticutor.sinks import Sink
 from elasticutor.sources import Source
 
@@ -63,6 +63,7 @@ class OperatorPlan:
     kind: Literal["record", "batch"]
     key: tuple[str, ...]
     input: pa.Schema
+    """Of what it is sent: the columns that it reads and those of its key, in the streams' order."""
     output: pa.Schema
     executors: int
     shards: int
@@ -172,6 +173,8 @@ class _Stage:
     inputs: list[str] = field(default_factory=list)
     input: pa.Schema | None = None
     """Of all its inputs; None iff a source."""
+    reads: frozenset[str] | None = None
+    """The columns that it is sent; None: all of them."""
     output: pa.Schema | None = None
     """None iff a sink."""
     processes: int = 1
@@ -266,15 +269,18 @@ class Topology:
         for what, count in (("executors", executors), ("shards", shards), ("cores", cores)):
             require_count(f"{what} of {who}", count)
         streams = self._streams(who, inputs)
+        columns = _key(who, key, streams[0].schema)
+        read = columns_read(who, operator.columns, streams[0].schema.names, "its input")
         stage = _Stage(
             "operator",
             name,
             operator,
             inputs=[stream.name for stream in streams],
             input=streams[0].schema,
+            reads=None if read is None else frozenset(read) | frozenset(columns),
             output=resolved(f"output of {who}", getattr(operator, "output", None)),
             processes=executors,
-            key=_key(who, key, streams[0].schema),
+            key=columns,
             shards=shards,
             cores=cores,
         )
@@ -350,7 +356,7 @@ class Topology:
             blob=pickled(str(stage), stage.worker),
             kind=kind_of(stage.worker),
             key=stage.key,
-            input=stage.input,
+            input=_narrowed(stage.input, stage.reads),
             output=stage.output,
             executors=stage.processes,
             shards=stage.shards,
@@ -475,6 +481,13 @@ def _key(who: str, key: Any, schema: pa.Schema) -> tuple[str, ...]:
             raise BadValueError(f"key of {who}", "be a column of its input", column, hint)
         require_hashable(who, schema.field(column))
     return columns
+
+
+def _narrowed(schema: pa.Schema, columns: frozenset[str] | None) -> pa.Schema:
+    """The schema of some of its columns, in its order; None: of all of them."""
+    if columns is None:
+        return schema
+    return pa.schema([field for field in schema if field.name in columns])
 
 
 def require_hashable(who: str, column: pa.Field) -> None:

@@ -92,16 +92,18 @@ class SourceRig:
         checkpointed: bool = True,
         shards: int = 0,
         source: Source | None = None,
+        schema: pa.Schema = SCHEMA,
+        columns: tuple[str, ...] | None = None,
     ) -> None:
         none = cast("Any", None)
         spec = SourceSpec(
             Site("run-1", NodeId("n0"), "", "", none, none),
             WHO,
             cloudpickle.dumps(source or Clicks()),
-            SCHEMA,
+            schema,
             0,
             1,
-            (Route("counts", ("n",), (COUNTS,), shards),),
+            (Route("counts", ("n",), (COUNTS,), shards, columns),),
             1 << 20,
             Tempo(),
             checkpointed,
@@ -167,6 +169,48 @@ def test_every_tuple_has_its_own_birth() -> None:
     rig.process.work()
     (tuples,) = rig.tuples()
     assert tuples.packet.births.tolist() == [[5_000_000, 1], [5_002_000, 1]]
+
+
+def test_columns_that_are_not_sent_count_for_how_much_is_read_at_once() -> None:
+    """A reader of large rows is not asked for thousands because little of each is sent."""
+    asked: list[int] = []
+    schema = pa.schema([("n", pa.int64()), ("text", pa.string())])
+
+    class Wide(ClicksReader):
+        def poll(self, now: float, max_rows: int) -> Offer | None:
+            asked.append(max_rows)
+            rows = 50 if len(asked) == 2 else max_rows
+            columns = [pa.array(range(rows)), pa.array(["x" * 2_000] * rows)]
+            return Offer(pa.record_batch(columns, schema=schema), now)
+
+    rig = SourceRig(schema=schema, columns=("n",))
+    rig.start(1)
+    rig.process._reader = Wide(0)
+    rig.read(3)
+    first, *later = asked
+    assert first == 8192
+    assert len(later) == 2
+    assert all(300 * 2_000 < rows * 2_000 < 1280 * 1024 for rows in later)
+    assert all(one.packet.open(SCHEMA).schema.equals(SCHEMA) for one in rig.tuples())
+
+
+def test_what_no_route_takes_neither_travels_nor_keeps_few_tuples_from_travelling_as_rows() -> None:
+    schema = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us"))])
+
+    class Timed(ClicksReader):
+        def poll(self, now: float, max_rows: int) -> Offer | None:
+            self.exhausted = True
+            batch = pa.record_batch([pa.array([4, 5]), pa.array([0, None])], ["n", "at"])
+            return Offer(batch.cast(schema), now)
+
+    rig = SourceRig(schema=schema, columns=("n",))
+    rig.start(1)
+    rig.process._reader = Timed(0)
+    rig.read()
+    (hello,) = rig.sent(say.Hello)
+    assert pa.ipc.read_schema(pa.py_buffer(hello.schema)).equals(SCHEMA)
+    (sent,) = rig.sent(RowTuples)
+    assert sent.packet.open(SCHEMA)["n"].to_pylist() == [4, 5]
 
 
 def test_a_reader_is_told_the_offset_of_every_epoch_that_is_committed() -> None:

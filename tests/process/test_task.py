@@ -40,7 +40,13 @@ class QuietMail(Mail):
 class TaskRig:
     """A task's process, without a process."""
 
-    def __init__(self, operator: Operator, folder: Path) -> None:
+    def __init__(
+        self,
+        operator: Operator,
+        folder: Path,
+        columns: tuple[str, ...] | None = None,
+        output: pa.Schema = COUNTS_AND_SUMS,
+    ) -> None:
         with LmdbBackend.create(str(folder), map_size=2**24) as backend:
             Levels.create(backend, attempt=Attempt(1), committed=Epoch(0))
         none = cast("Any", None)
@@ -54,8 +60,8 @@ class TaskRig:
                 cloudpickle.dumps(operator),
                 ("key",),
                 SCHEMA,
-                COUNTS_AND_SUMS,
-                (Route("out", (), (Peer("out"),)),),
+                output,
+                (Route("out", (), (Peer("out"),), columns=columns),),
             ),
             none,
             str(folder),
@@ -131,4 +137,40 @@ def test_many_outputs_travel_as_a_batch(tmp_path: Path) -> None:
     assert isinstance(answer, Result)
     (output,) = answer.outputs
     assert output.batch.rows == 120
+    rig.close()
+
+
+@pytest.mark.parametrize("travels", ["rows", "batch"])
+@pytest.mark.parametrize("operator", [CountAndSum, CountAndSumBatch])
+def test_outputs_have_the_columns_that_their_destination_takes(
+    operator: type[Operator], travels: str, tmp_path: Path
+) -> None:
+    first, _, last = COUNTS_AND_SUMS.names
+    rig = TaskRig(operator(), tmp_path, (first, last))
+    rig.take_rows(ROWS) if travels == "rows" else rig.take_batch(ROWS)
+    answer = rig.answer()
+    assert isinstance(answer, RowResult)
+    (output,) = answer.outputs
+    taken = pa.schema([COUNTS_AND_SUMS.field(first), COUNTS_AND_SUMS.field(last)])
+    rows = [tuple(row.values()) for row in output.batch.open(taken).to_pylist()]
+    assert rows == [(7, 1), (3, 10), (7, 101)]
+    rig.close()
+
+
+def test_few_outputs_travel_as_rows_whatever_is_in_a_column_that_nobody_takes(
+    tmp_path: Path,
+) -> None:
+    class Listed(Operator):
+        output = pa.schema([("n", pa.int64()), ("all", pa.list_(pa.int64()))])
+
+        def process_batch(self, batch: Any, state: Any) -> Any:
+            everything = pa.array([batch["time"].to_pylist()] * batch.num_rows)
+            return pa.RecordBatch.from_arrays([batch["time"], everything], schema=self.output)
+
+    rig = TaskRig(Listed(), tmp_path, ("n",), Listed.output)
+    rig.take_batch(ROWS)
+    answer = rig.answer()
+    assert isinstance(answer, RowResult)
+    (output,) = answer.outputs
+    assert output.batch.open(pa.schema([("n", pa.int64())]))["n"].to_pylist() == [1, 10, 100]
     rig.close()

@@ -39,6 +39,7 @@ class Chain(Operator):
     """Tells for every row of a key how the key's chain goes on; record by record."""
 
     output = "key bigint, time bigint, count bigint, chain bigint"
+    columns = ("time",)
 
     def process(self, key: Any, row: Any, state: State) -> Iterable[Any]:
         after = link(state.get((0, 0)), row.time)

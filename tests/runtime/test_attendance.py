@@ -12,7 +12,7 @@ from elasticutor.bench.operators import CountAndSum
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.placement import Placement
 from elasticutor.runtime.attendance import Attendance
-from elasticutor.runtime.blueprint import Blueprint
+from elasticutor.runtime.blueprint import Blueprint, in_paradigm
 from elasticutor.runtime.specs import Tempo
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
@@ -141,6 +141,33 @@ def test_many_executors_measure_less_often_and_sources_and_sinks_as_asked(
     assert blueprint.tempo == Tempo(measure_s=measure_s)
     site: Any = None
     assert {make(site).tempo for _, _, make in blueprint.ends()} == {Tempo()}
+
+
+@pytest.mark.parametrize("paradigm", ["elastic", "rc"])
+def test_routes_name_the_columns_that_are_sent_unless_these_are_all(paradigm: Any) -> None:
+    class Reads(CountAndSum):
+        def __init__(self, *columns: str) -> None:
+            self.columns = columns  # type: ignore[misc]
+
+    topology = Topology("t")
+    stream = topology.source("clicks", Generator(rate=1.0, keys=10))  # key, time, payload
+    takers = [
+        topology.operator(name, Reads(*columns), stream, key="time", cores=2)
+        for name, columns in (("few", ("key",)), ("every", ("payload", "time", "key")))
+    ]
+    topology.sink("out", NoSink(), takers)
+    topology.sink("raw", NoSink(), stream)
+    hub: Any = SimpleNamespace()
+    site: Any = None
+    config: Any = SimpleNamespace(min_credit_bytes=1, outputs="emit")
+    made = in_paradigm(topology.plan(), paradigm)
+    ((_, _, make), *_) = Blueprint(hub, "r", made, config, Tempo(), paradigm).ends()
+    routes = make(site).routes
+    assert {route.name: route.columns for route in routes} == {
+        "few": ("key", "time"),
+        "every": None,
+        "raw": None,
+    }
 
 
 def test_where_balancing_is_a_report_to_the_driver_it_is_paced_too() -> None:

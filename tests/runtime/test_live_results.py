@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import cloudpickle
@@ -23,6 +24,7 @@ from tests.runtime.live import (
     wait_until_gone,
 )
 
+from elasticutor.core.paradigm import Paradigm
 from elasticutor.operator import BatchState, Operator, State
 from elasticutor.runtime.ledger import RunMetrics
 from elasticutor.runtime.process_cluster import ProcessCluster
@@ -211,6 +213,58 @@ def test_string_keys_and_keys_of_several_columns_have_states_of_their_own(
         last = {(u, p): n for u, p, n in zip(*columns(run.collected("visited")), strict=True)}
         assert last == pages
         assert dict(zip(*columns(run.collected("clicked")), strict=True)) == totals
+
+
+class Names(Operator):
+    """Says which columns its rows have."""
+
+    output = "key bigint, names string, value bigint"
+    columns = ("value",)
+
+    def process(self, key: Any, row: Any, state: State) -> Iterable[Any]:
+        yield key, " ".join(row._fields), row.value
+
+
+class NamesOfBatches(Operator):
+    """The same of its batches."""
+
+    output = pa.schema({"key": pa.int64(), "names": pa.string()})
+    columns = ()
+
+    def process_batch(self, batch: Any, state: BatchState) -> Any:
+        names = pa.array([" ".join(batch.schema.names)] * batch.num_rows, pa.string())
+        return pa.RecordBatch.from_arrays([batch["key"], names], schema=self.output)
+
+
+@pytest.mark.parametrize("paradigm", ["elastic", "rc"])
+def test_an_operator_is_sent_the_columns_that_it_reads_and_its_key_and_a_sink_all(
+    cluster: ProcessCluster, paradigm: Paradigm
+) -> None:
+    rows = [("no", n, datetime(2020, 1, 1), n % 7) for n in range(1_000)]
+    schema = "unread string, value bigint, at timestamp_ntz, key bigint"
+    topology = Topology("names")
+    many, few = (  # one goes in batches, one as rows
+        topology.source(name, IterableSource(rows, schema, batch_rows=size))
+        for name, size in (("many", 500), ("few", 10))
+    )
+    streams = [many, few]
+    single = topology.operator("single", Names(), streams, key="key", shards=8)
+    if paradigm == "elastic":  # otherwise sources alone feed operators
+        streams, single = [single], topology.operator("again", Names(), single, key="key", shards=8)
+    batches = topology.operator("batches", NamesOfBatches(), streams, key="key", shards=8)
+    for name, stream in (("out", single), ("of-batches", batches), ("raw", many)):
+        topology.sink(name, MemorySink(), stream)
+    with cluster.submit(topology, paradigm=paradigm) as run:
+        run.wait(PATIENCE_S)
+        keys, names, values = columns(run.collected("out"))
+        assert sorted(zip(values, keys, strict=True)) == sorted(
+            (n, n % 7) for n in [*range(1_000)] * 2
+        )
+        assert set(names) == {"key value" if paradigm == "elastic" else "value key"}
+        assert set(columns(run.collected("of-batches"))[1]) == {"key"}
+        assert run.collected("of-batches").num_rows == 2 * run.collected("raw").num_rows == 2_000
+        assert run.collected("raw").schema.equals(topology.plan().sinks[-1].schema)
+        assert run.metrics().dropped == 0
 
 
 def columns(table: pa.Table) -> list[list[Any]]:

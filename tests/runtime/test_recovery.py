@@ -43,7 +43,7 @@ from elasticutor.transport import messages as say
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ROWS = 6_000
-ROUND = Generator(rate=3_000, keys=60, payload=0, seed=5, rows=ROWS)
+ROUND = Generator(rate=3_000, keys=60, payload=8, seed=5, rows=ROWS)
 ENDLESS = replace(ROUND, rate=2_000, rows=None)
 """For what is done to a run in the middle: it cannot be over before that."""
 EPOCH_S = 0.15

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from elasticutor.core.events import Output
 from elasticutor.core.ids import Peer
 from elasticutor.core.keys import executors_of, key_hashes
-from elasticutor.runtime.routes import Router, RowRouter
+from elasticutor.process.rows import rows_of
+from elasticutor.runtime.routes import Router, RowRouter, greetings
 from elasticutor.runtime.specs import Route
 from elasticutor.transport.codec import Result, decode, encode
 from elasticutor.transport.packets import Births, born
@@ -115,6 +117,136 @@ def test_a_row_that_is_not_exactly_of_the_schema_is_left_to_the_batch() -> None:
     router = RowRouter.of([SINK], pa.schema([("n", pa.float64())]))
     assert router is not None
     assert router.split([(1.5,), (1,)], [0, 0]) is None
+
+
+@st.composite
+def narrowed(draw: st.DrawFn) -> tuple[pa.RecordBatch, Births, list[Route]]:
+    """The same with routes of which each takes some columns, its key's among them, or all."""
+    batch, births, (*ways, sink) = draw(streams())
+    names = batch.schema.names
+    routes = []
+    for way in ways:
+        read = draw(st.sets(st.sampled_from(names))) | {*way.key}
+        columns = tuple(name for name in names if name in read)
+        routes.append(replace(way, columns=draw(st.sampled_from([columns, None]))))
+    return batch, births, [*routes, sink] if draw(st.booleans()) else routes
+
+
+def whole(routes: Sequence[Route]) -> list[Route]:
+    return [replace(way, columns=None) for way in routes]
+
+
+def require_narrowed(
+    came: Sequence[Any], expected: Sequence[Output], routes: Sequence[Route], schema: pa.Schema
+) -> None:
+    """What came is what would have come of all columns, without those that are not taken."""
+    outputs, others = by_peer(came), by_peer(expected)
+    assert outputs.keys() == others.keys()
+    for way in routes:
+        for peer in outputs.keys() & {*way.peers}:
+            packet, other = outputs[peer].batch, others[peer].batch
+            everything = other.open(schema)
+            columns = everything.schema.names if way.columns is None else way.columns
+            assert packet.open(way.schema(schema)).equals(everything.select(columns))
+            assert list(packet.hashes) == list(other.hashes)
+            assert ages(packet.births) == ages(other.births)
+            assert outputs[peer].size == packet.size
+
+
+@settings(max_examples=200)
+@given(narrowed())
+def test_to_leave_columns_out_first_is_to_leave_them_out_of_each_part(
+    stream: tuple[pa.RecordBatch, Births, list[Route]],
+) -> None:
+    batch, births, routes = stream
+    expected = Router(whole(routes)).split(batch, births)
+    require_narrowed(Router(routes).split(batch, births), expected, routes, batch.schema)
+
+
+@settings(max_examples=200)
+@given(narrowed())
+def test_to_leave_values_of_rows_out_first_is_to_leave_them_out_of_each_part(
+    stream: tuple[pa.RecordBatch, Births, list[Route]],
+) -> None:
+    batch, births, routes = stream
+    if not batch.num_rows:
+        return
+    expected = Router(whole(routes)).split(batch, births)
+    of_rows = RowRouter.of(routes, batch.schema)
+    of_batches = RowRouter.of_batches(routes, batch.schema)
+    assert of_rows is not None
+    assert of_batches is not None
+    for router in (of_rows, of_batches):
+        split = router.split(rows_of(batch, router.columns), ages(births))
+        assert split is not None
+        require_narrowed(split, expected, routes, batch.schema)
+
+
+@settings(max_examples=60)
+@given(narrowed())
+def test_a_table_of_shards_counts_the_same_whatever_columns_are_sent(
+    stream: tuple[pa.RecordBatch, Births, list[Route]],
+) -> None:
+    batch, births, routes = stream
+    routes = [replace(way, shards=16 if way.key else 0) for way in routes]
+    narrow, wide = Router(routes), Router(whole(routes))
+    expected = wide.split(batch, births)
+    require_narrowed(narrow.split(batch, births), expected, routes, batch.schema)
+    assert narrow.tables.keys() == wide.tables.keys() == {way.name for way in routes if way.key}
+
+
+def test_routes_that_take_the_same_columns_share_packed_rows() -> None:
+    schema = pa.schema([("user", pa.int64()), ("city", pa.string()), ("at", pa.int64())])
+    routes = [
+        replace(route("a", ("user",), 1), columns=("user", "at")),
+        replace(route("b", ("at",), 1), columns=("user", "at")),
+        replace(route("c", ("user",), 1), columns=("user", "city", "at")),
+        route("d", ("city",), 1),
+        SINK,
+    ]
+    router = RowRouter.of(routes, schema)
+    assert router is not None
+    assert len(router._parts) == 1  # besides whole rows
+    split = router.split([(1, "x", 7)], [0])
+    assert split is not None
+    packed = {name: one.batch.packed[0] for one in split for name in [one.destination[0]]}
+    assert packed["a"] is packed["b"]
+    assert packed["c"] is packed["d"] is packed["o"]
+    assert len(packed["a"]) < len(packed["d"])
+
+
+@pytest.mark.parametrize("row", [(1, 2**40), (1, "x"), (1,), (1, 2, 3)])
+def test_a_row_must_be_of_the_schema_in_columns_that_nobody_takes_too(row: Any) -> None:
+    """Whether an operator has failed must not depend on how many tuples came at a time."""
+    way = replace(route("a", ("user",), 2), columns=("user",))
+    router = RowRouter.of([way], pa.schema([("user", pa.int64()), ("n", pa.int32())]))
+    assert router is not None
+    assert router.split([(1, 2)], [0]) is not None
+    assert router.split([row], [0]) is None
+
+
+def test_of_a_batch_only_columns_that_somebody_takes_are_read() -> None:
+    schema = pa.schema([("user", pa.int64()), ("at", pa.timestamp("us")), ("n", pa.int64())])
+    way = replace(route("a", ("user",), 2), columns=("user", "n"))
+    router = RowRouter.of_batches([way], schema)
+    assert router is not None
+    assert router.columns == ("user", "n")
+    assert RowRouter.of([way], schema) is None  # rows of all columns cannot be checked
+    assert RowRouter.of_batches([way, SINK], schema) is None
+    simple = RowRouter.of_batches([way, SINK], schema.remove(1))
+    assert simple is not None
+    assert simple.columns is None
+
+
+def test_everybody_is_greeted_with_the_schema_of_what_they_are_sent() -> None:
+    schema = pa.schema([("user", pa.int64()), ("city", pa.string())])
+    ways = [replace(route("a", ("user",), 2), columns=("user",)), SINK]
+    told = {
+        peer: (hello.sender, pa.ipc.read_schema(pa.py_buffer(hello.schema)).names)
+        for peer, hello in greetings(Peer("up"), ways, schema)
+    }
+    some, everything = ("up", ["user"]), ("up", ["user", "city"])
+    assert told == {"a.0": some, "a.1": some, "out": everything}
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from elasticutor.errors import LATE, BadValueError, ElasticutorError, ProtocolEr
 from elasticutor.process.actor import Actor
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.failures import reporting
+from elasticutor.runtime.routes import greetings
 from elasticutor.runtime.specs import ExecutorSpec, TaskSpec
 from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint
@@ -211,9 +212,9 @@ class MainProcess(Actor):
 
     def _on_begin(self, order: BeginAttempt) -> None:
         self._resting = False  # if it was told to rest, that was before something was lost
-        schema = self._spec.operator.output.serialize().to_pybytes()
-        for destination in self._destinations:
-            self._mail.send(destination, say.Hello(self._spec.who, schema))
+        operator = self._spec.operator
+        for destination, hello in greetings(self._spec.who, operator.routes, operator.output):
+            self._mail.send(destination, hello)
         self._tell(
             ev.AttemptBegun(
                 order.attempt,

@@ -61,14 +61,15 @@ def values_of(column: pa.Array) -> list[Any]:
     return values
 
 
-def rows_of(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
-    """The rows of a batch, as tuples.
+def rows_of(batch: pa.RecordBatch, columns: Sequence[str] | None = None) -> list[tuple[Any, ...]]:
+    """The rows of a batch, as tuples; only of these columns, if any are named.
 
     Example:
         >>> rows_of(pa.record_batch({"a": [1, 2], "b": ["x", None]}))
         [(1, 'x'), (2, None)]
     """
-    return list(zip(*map(values_of, batch.columns), strict=True))
+    read = batch.columns if columns is None else map(batch.column, columns)
+    return list(zip(*map(values_of, read), strict=True))
 
 
 def keys_of(columns: Sequence[pa.Array]) -> list[Any]:

@@ -30,7 +30,7 @@ from elasticutor.process.idle import IdleShare
 from elasticutor.process.rows import RowWriter, rows_of
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.failures import reporting
-from elasticutor.runtime.routes import Router, RowRouter
+from elasticutor.runtime.routes import Router, RowRouter, greetings
 from elasticutor.runtime.specs import SourceSpec
 from elasticutor.sources import Offer, Reader, RowOffer, Source
 from elasticutor.transport import messages as say
@@ -70,6 +70,8 @@ class SourceProcess(Actor):
         self._reader: Reader | None = None
         self._router = Router(spec.routes, spec.who)
         self._row_router = RowRouter.of(spec.routes, spec.schema)
+        self._few_router = RowRouter.of_batches(spec.routes, spec.schema)  # of few, from a batch
+        self._prunes = any(route.columns is not None for route in spec.routes)
         self._writer = RowWriter(spec.schema)
         self._asks_for_rows = False  # of the reader
         self._outputs = Outputs([], first=0, limit=0, returned=False)
@@ -78,7 +80,8 @@ class SourceProcess(Actor):
         self._draining = False
         self._silent = False  # the last marker is sent
         self._told_exhausted = False
-        self._row_bytes = 128.0
+        self._row_bytes = 128.0  # as sent
+        self._read_bytes = 0.0  # as read, where that may be more
         self._credit_step = 0
         self._send_at = 0.0
         self._gap_s = USUAL_GAP_S  # between two packets, unless they are full
@@ -128,13 +131,15 @@ class SourceProcess(Actor):
                     self._send_rows(few)
                     self._send_at = time.monotonic() + self._gap_s
                     continue
-            rows = batch_rows(self._row_bytes, self._credit_step)
+            rows = batch_rows(max(self._row_bytes, self._read_bytes), self._credit_step)
             offer = reader.poll(now, rows)
             if offer is None or not offer.batch.num_rows:
                 left_s = 0.0 if _ended(reader) else reader.wait_s(time.time())
                 return min(_IDLE_S, max(0.0, left_s))
             self._send(offer)
             if offer.batch.num_rows >= rows:
+                if self._prunes:
+                    self._read_bytes = offer.batch.nbytes / offer.batch.num_rows
                 return 0.0
             self._send_at = time.monotonic() + self._gap_s
         return 0.0
@@ -142,12 +147,13 @@ class SourceProcess(Actor):
     def _send(self, offer: Offer) -> None:
         batch, due_us = offer.batch, offer.due_us
         packets: Sequence[Output] | None = None
-        if self._row_router is not None and batch.num_rows <= MOST_ROWS:
+        router = self._few_router
+        if router is not None and batch.num_rows <= MOST_ROWS:
             if due_us is None:
                 each_us = [round(offer.born * 1e6)] * batch.num_rows
             else:
                 each_us = due_us.tolist()
-            packets = self._row_router.split(rows_of(batch), each_us)
+            packets = router.split(rows_of(batch, router.columns), each_us)
         if packets is None:
             births = born(offer.born, batch.num_rows) if due_us is None else born_at(due_us)
             packets = self._router.split(batch, births)
@@ -217,9 +223,8 @@ class SourceProcess(Actor):
         self._outputs = Outputs(
             self._router.peers, first=spec.credit_bytes, limit=spec.credit_bytes, returned=False
         )
-        schema = spec.schema.serialize().to_pybytes()
-        for peer in self._router.peers:
-            self._mail.send(peer, say.Hello(spec.who, schema))
+        for peer, hello in greetings(spec.who, spec.routes, spec.schema):
+            self._mail.send(peer, hello)
         self._offsets.clear()
         self._told_exhausted = False
         self._silent = False

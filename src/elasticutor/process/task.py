@@ -88,6 +88,8 @@ class TaskProcess(Actor):
         self._cache = cache
         self._router = Router(spec.operator.routes)
         self._row_router = RowRouter.of(spec.operator.routes, spec.operator.output)
+        # Of few, from a batch.
+        self._few_router = RowRouter.of_batches(spec.operator.routes, spec.operator.output)
         self._schema = spec.operator.input
         self._by_rows = kind_of(self._operator) == "record"
         self._row_format = RowFormat.of(self._schema)
@@ -243,9 +245,10 @@ class TaskProcess(Actor):
 
     def _packets_of(self, output: pa.RecordBatch, births: Births) -> list[Any]:
         """The outputs of a batch as packets: of rows if they are few."""
-        if self._row_router is not None and output.num_rows <= MOST_ROWS:
+        router = self._few_router
+        if router is not None and output.num_rows <= MOST_ROWS:
             born_us = births[:, 0].repeat(births[:, 1]).tolist()
-            split = self._row_router.split(rows_of(output), born_us)
+            split = router.split(rows_of(output, router.columns), born_us)
             if split is not None:
                 return split
         return self._router.split(output, births)

@@ -23,7 +23,7 @@ from elasticutor.runtime.specs import (
     SourceSpec,
     Tempo,
 )
-from elasticutor.topology import OperatorPlan, Plan
+from elasticutor.topology import OperatorPlan, Plan, SourcePlan
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Blueprint:
             operator.key,
             operator.input,
             operator.output,
-            _RETURN if self._config.outputs == "return" else self._routes(operator.targets),
+            _RETURN if self._config.outputs == "return" else self._routes(operator),
         )
         names = operator.processes
         numbers = {name: number for number, name in enumerate(names)}
@@ -167,7 +167,7 @@ class Blueprint:
 
     def _sources(self) -> Iterator[End]:
         for source in self._plan.sources:
-            routes = self._routes(source.targets)
+            routes = self._routes(source)
             for task, name in enumerate(source.processes):
 
                 def make(
@@ -214,16 +214,21 @@ class Blueprint:
 
             yield "sink", sink.name, make
 
-    def _routes(self, targets: tuple[str, ...]) -> tuple[Route, ...]:
+    def _routes(self, stage: SourcePlan | OperatorPlan) -> tuple[Route, ...]:
+        """Where its stream goes."""
+        stream = stage.schema if isinstance(stage, SourcePlan) else stage.output
         operators = {operator.name: operator for operator in self._plan.operators}
         routes = []
-        for name in targets:
+        for name in stage.targets:
             operator = operators.get(name)
             if operator is None:
                 routes.append(Route(name, (), (Peer(name),)))
             else:
                 shards = operator.shards if self._paradigm == "rc" else 0
-                routes.append(Route(name, operator.key, _peers(operator.processes), shards))
+                read = operator.input.names
+                columns = None if read == stream.names else tuple(read)
+                peers = _peers(operator.processes)
+                routes.append(Route(name, operator.key, peers, shards, columns))
         return tuple(routes)
 
 

@@ -2,6 +2,7 @@
 
 Sources do this for what they read, tasks for what their operator puts out. The key's hash is
 computed here, once, and travels with the tuples: the receiving executor takes the shard from it.
+Columns that a route's operator does not read are left out before anything is cut.
 
 In the resource-centric paradigm it is not for ever: there the sources hold a table of shards, which
 changes while they pause (`core.repartition`).
@@ -9,7 +10,8 @@ changes while they pause (`core.repartition`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from elasticutor.core.keys import KeyHasher, executors_of, key_hasher, key_hashe
 from elasticutor.core.repartition import PausableRoute
 from elasticutor.runtime.specs import Route
 from elasticutor.transport.codec import RowOutput
+from elasticutor.transport.messages import Hello
 from elasticutor.transport.packets import Births, Packet, split_births
 from elasticutor.transport.row_packets import RowFormat, RowPacket
 
@@ -38,18 +41,53 @@ class RowRouter:
         ('counts.1', [200, 300])
     """
 
-    def __init__(self, routes: Sequence[Route], rows: RowFormat, keys: Sequence[_RowKey]) -> None:
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        rows: RowFormat,
+        keys: Sequence[_RowKey],
+        columns: tuple[str, ...] | None = None,
+    ) -> None:
+        self.columns = columns
+        """Those of the stream that its rows have; None: all of them."""
+        every = tuple(rows.schema.names)
+        taken = [every if route.columns is None else route.columns for route in routes]
+        distinct = list(dict.fromkeys([every, *taken]))
         self._rows = rows
-        self._routes = list(zip(routes, keys, strict=True))
+        self._parts = [_part([every.index(name) for name in some]) for some in distinct[1:]]
+        """What takes from a row what some routes do, but for those that take it whole."""
+        packings = map(distinct.index, taken)
+        self._routes = list(zip(routes, keys, packings, strict=True))
 
     @classmethod
     def of(cls, routes: Sequence[Route], schema: pa.Schema) -> RowRouter | None:
-        """The router of a stream; None if its tuples can only be sent as batches."""
+        """The router of a stream's rows; None if these can only be sent as batches."""
+        return cls._of(routes, schema, None)
+
+    @classmethod
+    def of_batches(cls, routes: Sequence[Route], schema: pa.Schema) -> RowRouter | None:
+        """The router of rows that are read from a stream's batches; None if there cannot be one.
+
+        They fit the schema, so columns that no route takes need neither be read (`columns`) nor be
+        of types that rows may have.
+        """
+        taken: set[str] = set()
+        for route in routes:
+            taken.update(schema.names if route.columns is None else route.columns)
+        if len(taken) == len(schema):
+            return cls._of(routes, schema, None)
+        columns = tuple(name for name in schema.names if name in taken)
+        return cls._of(routes, pa.schema([schema.field(name) for name in columns]), columns)
+
+    @classmethod
+    def _of(
+        cls, routes: Sequence[Route], schema: pa.Schema, columns: tuple[str, ...] | None
+    ) -> RowRouter | None:
         rows = RowFormat.of(schema)
         keys = [_row_key(route, schema) for route in routes]
         if rows is None or not routes or any(key is None for key in keys):
             return None
-        return cls(routes, rows, [key for key in keys if key is not None])
+        return cls(routes, rows, [key for key in keys if key is not None], columns)
 
     def split(
         self, rows: Sequence[tuple[Any, ...]], born_us: Sequence[int]
@@ -66,8 +104,12 @@ class RowRouter:
             if one is None:
                 return None
             packed.append(one)
+        packings = [packed]
+        if self._parts:
+            packings += [self._rows.pack_parts(map(part, rows)) for part in self._parts]
         outputs = []
-        for route, (places, hashed) in self._routes:
+        for route, (places, hashed), packing in self._routes:
+            packed = packings[packing]
             if hashed is None:
                 whole = RowPacket(list(born_us), [], packed)
                 outputs.append(RowOutput(route.peers[0], whole, whole.size, len(packed)))
@@ -92,6 +134,14 @@ class RowRouter:
 
 _RowKey = tuple[list[int], KeyHasher | None]
 """The places of the key's columns, and what hashes them; None on the way to a sink."""
+
+
+def _part(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """What takes the values at these rising places from a row."""
+    first, end = places[0], places[-1] + 1
+    if len(places) == end - first:  # one value alone would be no tuple otherwise
+        return itemgetter(slice(first, end))
+    return itemgetter(*places)
 
 
 def _row_key(route: Route, schema: pa.Schema) -> _RowKey | None:
@@ -149,9 +199,21 @@ class Router:
         ]
 
 
+def greetings(
+    sender: Peer, routes: Sequence[Route], schema: pa.Schema
+) -> Iterator[tuple[Peer, Hello]]:
+    """For everybody who takes a stream: the schema of what they will be sent of it."""
+    for route in routes:
+        hello = Hello(sender, route.schema(schema).serialize().to_pybytes())
+        for peer in route.peers:
+            yield peer, hello
+
+
 def _split(
     route: Route, table: PausableRoute | None, batch: pa.RecordBatch, births: Births
 ) -> Iterator[Output]:
+    if route.columns is not None:
+        batch = batch.select(route.columns)
     if not route.key:
         yield _outgoing(route.peers[0], Packet.of(batch, births))
         return

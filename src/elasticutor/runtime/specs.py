@@ -42,6 +42,14 @@ class Route:
     peers: tuple[Peer, ...]
     shards: int = 0
     """Of the operator as a whole, where upstreams hold the table of them; otherwise 0."""
+    columns: tuple[str, ...] | None = None
+    """Those of the stream that are sent, in its order, the key's among them; None: all of them."""
+
+    def schema(self, stream: pa.Schema) -> pa.Schema:
+        """Of what is sent, given that of the stream."""
+        if self.columns is None:
+            return stream
+        return pa.schema([stream.field(name) for name in self.columns])
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 
 from elasticutor.errors import BadValueError, UnsupportedKeyError
 from elasticutor.operator import Operator, kind_of
-from elasticutor.schemas import closest, to_arrow
+from elasticutor.schemas import closest, columns_read, to_arrow
 from elasticutor.spark.arrow import TAG, Incoming, Outgoing, engine_schema, wider
 from elasticutor.topology import (
     OperatorPlan,
@@ -226,26 +226,13 @@ def _needed(
     """
     wanted: set[str] = set(names)
     for name, operator in operators.items():
-        read = _read_by(f"operator {name!r}", operator, [*df.columns, *columns])
+        known = [*df.columns, *columns]
+        read = columns_read(f"operator {name!r}", operator.columns, known, "the DataFrame")
         wanted.update(df.columns if read is None else read)
     kept = [name for name in df.columns if name in wanted]
     if not columns and len(kept) == len(df.columns):
         return df
     return df.select(*(F.col(_quoted(name)) for name in kept), *columns.values())
-
-
-def _read_by(who: str, operator: Operator, known: Sequence[str]) -> Sequence[str] | None:
-    read: Any = operator.columns
-    if read is None:
-        return None
-    if isinstance(read, str) or not isinstance(read, Sequence | set | frozenset):
-        must = "be several names of columns, or None for all of them"
-        raise BadValueError(f"columns of {who}", must, read, 'for example ("user_id", "at")')
-    for name in read:
-        if name not in known:
-            hint = closest(str(name), known)
-            raise BadValueError(f"columns of {who}", "be columns of the DataFrame", name, hint)
-    return tuple(read)
 
 
 # The key ------------------------------------------------------------------------------------------

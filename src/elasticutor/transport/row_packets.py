@@ -8,7 +8,7 @@ joins such packets as lists; only the operator, or a sink that writes, looks ins
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Final
 
@@ -125,6 +125,10 @@ class RowFormat:
         except (OverflowError, UnicodeEncodeError, *UNREADABLE):
             return None
         return packed
+
+    def pack_parts(self, parts: Iterable[tuple[Any, ...]]) -> list[bytes]:
+        """Some of the values of rows that `pack` has taken, as bytes; not looked at once more."""
+        return list(map(self._pack, parts))
 
     def batch(self, packed: Sequence[bytes]) -> pa.RecordBatch:
         """The rows as a record batch.
