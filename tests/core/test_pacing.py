@@ -56,7 +56,19 @@ gaps = st.floats(LEAST_GAP_S, MOST_GAP_S)
 def test_packets_get_rare_on_a_busy_machine_and_frequent_on_an_easy_one(gap_s: float) -> None:
     assert settled(gap_s, idle=0.01) == MOST_GAP_S
     assert settled(gap_s, idle=0.5) == LEAST_GAP_S
-    assert settled(gap_s, idle=0.14) == USUAL_GAP_S
+    assert settled(gap_s, idle=0.09) == max(gap_s, USUAL_GAP_S)
+    assert settled(gap_s, idle=0.14) == min(gap_s, USUAL_GAP_S)
+
+
+@pytest.mark.parametrize("sources", [1, 2, 3])
+@pytest.mark.parametrize("load", [0.3, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85])
+def test_the_gap_settles_though_packets_cost_time_themselves(sources: int, load: float) -> None:
+    gap_s, seen = MOST_GAP_S, list[float]()
+    for _ in range(100):
+        idle = max(0.0, 1.0 - load - sources * 0.000_2 / gap_s / 2)  # two CPUs, 0.2 ms a packet
+        gap_s = next_gap_s(gap_s, idle)
+        seen.append(gap_s)
+    assert len(set(seen[-20:])) == 1
 
 
 @given(gaps, st.floats(0.0, 1.0))
@@ -66,7 +78,7 @@ def test_the_gap_between_packets_stays_within_its_bounds(gap_s: float, idle: flo
 
 @pytest.mark.parametrize(
     ("gap_s", "idle"),
-    [(0.002, 0.09), (0.001, 0.09), (0.001, 0.2), (0.000_5, 0.2)],
+    [(0.002, 0.09), (0.001, 0.09), (0.001, 0.14), (0.000_5, 0.14), (0.000_5, 0.2)],
 )
 def test_where_idle_time_is_neither_scarce_nor_plenty_the_gap_stays(
     gap_s: float, idle: float

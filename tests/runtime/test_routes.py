@@ -318,3 +318,33 @@ def test_births_add_up_over_all_executors(births: list[list[int]]) -> None:
         for when, count in output.batch.births.tolist():
             sums[when] += count
     assert sums == {when: count for when, count in births if count}
+
+
+TEXTS = pa.schema([("user", pa.int64()), ("text", pa.string())])
+
+
+@pytest.mark.parametrize(
+    ("texts", "as_rows"),
+    [(["a"] * 32, True), (["a"] * 33, False), (["a" * 1000] * 32, True), (["a" * 40_000], False)],
+)
+def test_few_tuples_travel_as_rows_unless_their_values_are_large(
+    texts: list[str], as_rows: bool
+) -> None:
+    router = RowRouter.of([route("counts", ("user",), 1)], TEXTS)
+    assert router is not None
+    batch = pa.record_batch([range(len(texts)), texts], schema=TEXTS)
+    assert (router.rows_of(batch) is not None) == as_rows
+    if len(texts) <= 32:
+        rows = list(enumerate(texts))
+        assert (router.split(rows, [0] * len(rows)) is not None) == as_rows
+
+
+def test_a_batch_with_a_text_that_is_none_travels_as_it_is() -> None:
+    broken = pa.array([b"\xff"]).view(pa.string())
+    router = RowRouter.of([route("counts", ("user",), 1)], TEXTS)
+    assert router is not None
+    assert router.rows_of(pa.record_batch([[1], broken], schema=TEXTS)) is None
+
+
+def test_what_returns_to_a_query_travels_as_batches() -> None:
+    assert RowRouter.of([Route("", (), (Peer(""),))], TEXTS) is None

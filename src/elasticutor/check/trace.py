@@ -43,7 +43,8 @@ def describe(message: Any) -> str:
         'TaskLost task=3'
     """
     kind = type(message)
-    fields: tuple[str, ...] = getattr(kind, "__struct_fields__", ()) or kind.__slots__
+    slots: tuple[str, ...] = getattr(kind, "__slots__", ())
+    fields: tuple[str, ...] = getattr(kind, "__struct_fields__", slots)
     parts = [f"{name}={_value(getattr(message, name))}" for name in fields]
     return " ".join([kind.__name__, *parts])
 

@@ -4,6 +4,7 @@
 |---|---|---|
 | a batch | rows | `RecordRun` |
 | a batch | batches | `BatchRun` |
+| few tuples, each packed by itself | batches | `BatchRun`, of a batch made of them |
 | few tuples, each packed by itself | rows | `SingleRun` |
 """
 
@@ -62,6 +63,10 @@ class ChunkRun(ABC):
     @abstractmethod
     def advance(self, look: Callable[[], bool]) -> None:
         """Process rows until none is left, or `look` finds a reason to stop between two of them."""
+
+    def add_useful(self, seconds: float) -> None:
+        """Count time that its rows have taken before it began."""
+        self._useful_s += seconds
 
     def report(self) -> Done:
         """What came of the rows that were processed since the last report."""
@@ -181,7 +186,7 @@ class BatchRun(ChunkRun):
             batch, shards = _picked(batch, left), shards[left]
         if batch.num_rows:
             self._output = self._runner.process_batch(batch, shards)
-        self._useful_s = perf_counter() - began
+        self._useful_s += perf_counter() - began
         self._begun.append(work.begin(len(left)))
 
     def _collected(
@@ -282,4 +287,7 @@ def _attributed(output: pa.RecordBatch | None, part_rows: Sequence[int]) -> list
     """
     if output is not None and output.num_rows == sum(part_rows):
         return list(part_rows)
-    return [0 if output is None else output.num_rows, *[0] * (len(part_rows) - 1)]
+    made = [0] * len(part_rows)
+    if output is not None:
+        made[next(part for part, rows in enumerate(part_rows) if rows)] = output.num_rows
+    return made

@@ -31,6 +31,7 @@ from elasticutor.core.repartition import Drain, DrainExecutor, Release, ReleaseS
 from elasticutor.core.tasks import TaskStatus
 from elasticutor.errors import LATE, BadValueError, ElasticutorError, ProtocolError
 from elasticutor.process.actor import Actor
+from elasticutor.process.chunks import Chunks
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.failures import reporting
 from elasticutor.runtime.routes import greetings
@@ -38,17 +39,14 @@ from elasticutor.runtime.specs import ExecutorSpec, TaskSpec
 from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint
 from elasticutor.transport.codec import (
-    Chunk,
     Credit,
     Result,
-    RowChunk,
     RowResult,
     RowTuples,
     Tuples,
     tuples,
 )
 from elasticutor.transport.mailbox import DRIVER, Mailbox
-from elasticutor.transport.packets import Births, Packet, join_births
 from elasticutor.transport.row_packets import RowPacket
 
 _IDLE_S = 1.0
@@ -72,6 +70,7 @@ class MainProcess(Actor):
         self._run = spec.site.run
         self._core = ElasticExecutor(spec.config, spec.site.node, time.monotonic())
         self._schema = spec.operator.input
+        self._chunks = Chunks(self._schema)
         self._few_shards = shard_hasher(spec.config.shards)
         self._greeted: set[str] = set()
         self._tasks: dict[TaskId, say.TaskUp] = {}
@@ -358,52 +357,7 @@ class MainProcess(Actor):
     # What the core asks for
 
     def _dispatch(self, order: do.Dispatch) -> None:
-        few = self._row_chunk(order)
-        if few is not None:
-            self._mail.send(_task(order.task), few)
-            return
-        births, shards, rows, data = self._gather(order)
-        chunk = Chunk(order.attempt, order.epoch, order.chunk, rows, births, shards, data)
-        self._mail.send(_task(order.task), chunk)
-
-    def _row_chunk(self, order: do.Dispatch) -> RowChunk | None:
-        """The tuples of a chunk, each as it came; None if some have come in a batch."""
-        born_us: list[int] = []
-        shards: list[int] = []
-        packed: list[bytes] = []
-        for part in order.parts:
-            packet: Packet | RowPacket = part.batch.content
-            if type(packet) is not RowPacket:
-                return None
-            if part.count == 1:
-                place = part.rows.item()
-                shards.append(part.shards.item())
-                born_us.append(packet.born_us[place])
-                packed.append(packet.packed[place])
-                continue
-            shards += part.shards.tolist()
-            for place in part.rows.tolist():
-                born_us.append(packet.born_us[place])
-                packed.append(packet.packed[place])
-        return RowChunk(order.attempt, order.epoch, order.chunk, born_us, shards, packed)
-
-    def _gather(self, order: do.Dispatch) -> tuple[Births, Any, int, Any]:
-        """The tuples of a chunk as one batch; a whole packet is handed on as it came."""
-        parts = order.parts
-        if len(parts) == 1 and parts[0].count == parts[0].batch.rows:
-            packet: Packet = parts[0].batch.content
-            return packet.births, parts[0].shards, packet.rows, packet.data
-        births, batches = [], []
-        for part in parts:
-            packet = part.batch.content
-            batches.append(packet.pick(part.rows, self._schema))
-            births.append(packet.births_of(part.rows))
-        batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-        shards = parts[0].shards
-        if len(parts) > 1:
-            shards = np.concatenate([part.shards for part in parts])
-        shards = np.ascontiguousarray(shards, np.int32)
-        return join_births(births), shards, batch.num_rows, batch.serialize()
+        self._mail.send(_task(order.task), self._chunks.chunk(order))
 
     def _to_task(self, order: Any) -> None:
         self._mail.send(_task(order.task), order)

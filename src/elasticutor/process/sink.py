@@ -192,7 +192,8 @@ class SinkProcess(Actor):
         self._attempt = Attempt(0)
         self._epoch = Epoch(0)  # the one whose markers come next
         self._marked: set[Peer] = set()
-        self._held: list[Tuples | RowTuples] = []  # of the epoch after it
+        # Of the epoch after it.
+        self._held: list[tuple[Tuples | RowTuples, pa.RecordBatch | None]] = []
         self._rows = 0
         self._latency = LatencyHistogram()
         self._ages: list[float] = []  # of single tuples, in seconds: counted when it is measured
@@ -233,20 +234,19 @@ class SinkProcess(Actor):
         if message.sender not in self._greeted:
             raise BadValueError("tuples", "follow a greeting", message.sender)
         self._credits.require_credit(message.sender)
-        if self._writes:
-            message.packet.open(self._spec.schema)  # refused before anything has changed
+        # Opened first, so that what is damaged is refused before anything has changed.
+        batch = message.packet.open(self._spec.schema) if self._writes else None
         self._credits.spend(message.sender, message.size)
         if message.sender in self._marked:
             # It is an epoch ahead of others. These tuples count as inside, so it cannot run away.
-            self._held.append(message)
+            self._held.append((message, batch))
         else:
-            self._write(message)
+            self._write(message, batch)
 
-    def _write(self, message: Tuples | RowTuples) -> None:
-        packet = message.packet
-        if self._writes:
-            self._outlet.write(packet.open(self._spec.schema))
-        self._note_ages(packet)
+    def _write(self, message: Tuples | RowTuples, batch: pa.RecordBatch | None) -> None:
+        if batch is not None:
+            self._outlet.write(batch)
+        self._note_ages(message.packet)
         self._credits.finish(message.sender, message.size)
         limit = _INSIDE * self._spec.credit_bytes
         grant = self._credits.grant(message.sender, self._attempt, limit)
@@ -285,8 +285,8 @@ class SinkProcess(Actor):
         self._measure()
         self._say(ParticipantPrepared(self._spec.who, self._attempt, ended, note))
         held, self._held = self._held, []
-        for message in held:
-            self._write(message)
+        for message, batch in held:
+            self._write(message, batch)
 
     def _on_begin(self, order: BeginAttempt) -> None:
         if order.attempt <= self._attempt:

@@ -27,7 +27,7 @@ from elasticutor.core.repartition import PauseUpstream, UpdateTable
 from elasticutor.errors import ProtocolError
 from elasticutor.process.actor import Actor
 from elasticutor.process.idle import IdleShare
-from elasticutor.process.rows import RowWriter, rows_of
+from elasticutor.process.rows import RowWriter
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.failures import reporting
 from elasticutor.runtime.routes import Router, RowRouter, greetings
@@ -148,12 +148,13 @@ class SourceProcess(Actor):
         batch, due_us = offer.batch, offer.due_us
         packets: Sequence[Output] | None = None
         router = self._few_router
-        if router is not None and batch.num_rows <= MOST_ROWS:
+        rows = None if router is None else router.rows_of(batch)
+        if router is not None and rows is not None:
             if due_us is None:
                 each_us = [round(offer.born * 1e6)] * batch.num_rows
             else:
                 each_us = due_us.tolist()
-            packets = router.split(rows_of(batch, router.columns), each_us)
+            packets = router.split(rows, each_us)
         if packets is None:
             births = born(offer.born, batch.num_rows) if due_us is None else born_at(due_us)
             packets = self._router.split(batch, births)

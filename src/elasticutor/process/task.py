@@ -11,10 +11,10 @@ import gc
 import os
 import pickle
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 import numpy as np
@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
+from elasticutor.core.events import Output
 from elasticutor.core.ids import Attempt, Epoch
 from elasticutor.core.task import Task
 from elasticutor.core.task_inbox import SingleWork, TaskInbox, Work
@@ -30,7 +31,6 @@ from elasticutor.operator import Context, Operator, kind_of
 from elasticutor.process.actor import Actor
 from elasticutor.process.chunk_run import ChunkRun, Done, RowsDone, SingleRun
 from elasticutor.process.operator_runner import OperatorRunner
-from elasticutor.process.rows import rows_of
 from elasticutor.runtime.failures import LAST_WORDS_S, described
 from elasticutor.runtime.routes import Router, RowRouter
 from elasticutor.runtime.specs import TaskSpec
@@ -165,9 +165,12 @@ class TaskProcess(Actor):
 
     def _on_chunk(self, work: Work) -> None:
         chunk: Chunk | RowChunk = work.content
+        opening_s = 0.0
         try:
             if isinstance(chunk, RowChunk):
+                began = perf_counter()
                 batch, births = self._batch_of(chunk), born_one_by_one(chunk.born_us)
+                opening_s = perf_counter() - began
             else:
                 batch, births = open_batch(chunk.data, chunk.rows, self._schema), chunk.births
         except BadValueError as error:
@@ -175,7 +178,9 @@ class TaskProcess(Actor):
             return
         self._open(chunk)
         self._births = births
-        self._go_through(self._runner.begin(batch, work, births[:, 1].tolist()))
+        run = self._runner.begin(batch, work, births[:, 1].tolist())
+        run.add_useful(opening_s)
+        self._go_through(run)
 
     def _batch_of(self, chunk: RowChunk) -> pa.RecordBatch:
         if self._row_format is None:
@@ -226,34 +231,40 @@ class TaskProcess(Actor):
         work, chunk = run.work, run.work.content
         rows = work.unreported if len(work.left) else 0
         ids = self._spec.task, chunk.attempt, chunk.chunk
-        outputs: list[Any] = []
+        outputs: Sequence[Output] = ()
         done: RowsDone | Done
+        few = True
         if isinstance(run, SingleRun):
             done = run.report()
             if done.rows_out:
                 outputs = self._outputs_of(run, done, chunk.born_us)
         else:
             done = run.report()
+            few = done.row_seconds is None or len(done.row_seconds) <= MOST_ROWS
             if done.output is not None:
-                outputs = self._packets_of(done.output, born_of(self._births, done.part_rows_out))
+                births = born_of(self._births, done.part_rows_out)
+                outputs = self._packets_of(done.output, births, few)
         seconds = done.row_seconds
-        if not outputs or type(outputs[0]) is RowOutput:
+        if few and (not outputs or type(outputs[0]) is RowOutput):
             seconds = seconds.tolist() if isinstance(seconds, np.ndarray) else seconds
-            self._mail.send(MAIN, RowResult(*ids, done.useful_s, seconds, outputs, rows))
+            rows_out = cast("Sequence[RowOutput]", outputs)
+            self._mail.send(MAIN, RowResult(*ids, done.useful_s, seconds, rows_out, rows))
         else:
             self._mail.send(MAIN, Result(*ids, done.useful_s, seconds, outputs, rows))
 
-    def _packets_of(self, output: pa.RecordBatch, births: Births) -> list[Any]:
-        """The outputs of a batch as packets: of rows if they are few."""
+    def _packets_of(self, output: pa.RecordBatch, births: Births, few: bool) -> Sequence[Output]:
+        """The outputs of a batch as packets: of rows if they are few, and come of few tuples."""
         router = self._few_router
-        if router is not None and output.num_rows <= MOST_ROWS:
-            born_us = births[:, 0].repeat(births[:, 1]).tolist()
-            split = router.split(rows_of(output, router.columns), born_us)
-            if split is not None:
-                return split
+        if few and router is not None:
+            rows = router.rows_of(output)
+            if rows is not None:
+                born_us = births[:, 0].repeat(births[:, 1]).tolist()
+                split = router.split(rows, born_us)
+                if split is not None:
+                    return split
         return self._router.split(output, births)
 
-    def _outputs_of(self, run: SingleRun, done: RowsDone, born_us: list[int]) -> list[Any]:
+    def _outputs_of(self, run: SingleRun, done: RowsDone, born_us: list[int]) -> Sequence[Output]:
         """The outputs of few tuples as packets: of rows if they are few themselves."""
         rows_out, births, start = done.rows_out, list[int](), 0
         for place, end in zip(done.places, done.ends, strict=True):

@@ -22,11 +22,12 @@ from elasticutor.core.events import Output
 from elasticutor.core.ids import Peer
 from elasticutor.core.keys import KeyHasher, executors_of, key_hasher, key_hashes, shards_of
 from elasticutor.core.repartition import PausableRoute
+from elasticutor.process.rows import rows_of
 from elasticutor.runtime.specs import Route
 from elasticutor.transport.codec import RowOutput
 from elasticutor.transport.messages import Hello
 from elasticutor.transport.packets import Births, Packet, split_births
-from elasticutor.transport.row_packets import RowFormat, RowPacket
+from elasticutor.transport.row_packets import MOST_BYTES, MOST_ROWS, RowFormat, RowPacket
 
 
 class RowRouter:
@@ -89,19 +90,31 @@ class RowRouter:
             return None
         return cls(routes, rows, [key for key in keys if key is not None], columns)
 
+    def rows_of(self, batch: pa.RecordBatch) -> list[tuple[Any, ...]] | None:
+        """The rows of a batch, for `split`; None if the batch had better travel as it is."""
+        if batch.num_rows > MOST_ROWS or batch.nbytes > MOST_BYTES:
+            return None
+        try:
+            return rows_of(batch, self.columns)
+        except UnicodeDecodeError:  # a text that is none: refused where it is opened
+            return None
+
     def split(
         self, rows: Sequence[tuple[Any, ...]], born_us: Sequence[int]
     ) -> list[RowOutput] | None:
-        """Packets for all destinations; None if a row is not exactly of the schema.
+        """Packets for all destinations; None if a row is not exactly of the schema, or is large.
 
         Args:
             rows: At least one.
             born_us: When each was due, in microseconds since 1970.
         """
-        packed = []
+        packed, size = [], 0
         for row in rows:
             one = self._rows.pack(row)
             if one is None:
+                return None
+            size += len(one)
+            if size > MOST_BYTES:
                 return None
             packed.append(one)
         packings = [packed]
@@ -145,8 +158,11 @@ def _part(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 
 def _row_key(route: Route, schema: pa.Schema) -> _RowKey | None:
-    """How to hash the keys of a route's tuples; None if it takes no rows."""
-    if route.shards:
+    """How to hash the keys of a route's tuples; None if it takes no rows.
+
+    What returns to a query is put together to large batches there.
+    """
+    if route.shards or route.returns:
         return None
     if not route.key:
         return [], None

@@ -45,6 +45,11 @@ class Route:
     columns: tuple[str, ...] | None = None
     """Those of the stream that are sent, in its order, the key's among them; None: all of them."""
 
+    @property
+    def returns(self) -> bool:
+        """Whether the tuples go back to whoever has sent what they were made of."""
+        return not self.name
+
     def schema(self, stream: pa.Schema) -> pa.Schema:
         """Of what is sent, given that of the stream."""
         if self.columns is None:

@@ -155,8 +155,8 @@ class RowResult(msgspec.Struct, tag=3, array_like=True, forbid_unknown_fields=Tr
     chunk: Annotated[ChunkId, _NATURAL]
     useful_s: float
     row_seconds: list[float] | None
-    outputs: list[RowOutput]
-    rows: Annotated[int, _NATURAL] = 0
+    outputs: Sequence[RowOutput]
+    rows: Annotated[int, _NATURAL]
 
 
 def encode(message: Any) -> Frames:

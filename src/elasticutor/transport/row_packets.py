@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from elasticutor.errors import BadValueError
@@ -22,6 +21,9 @@ from elasticutor.transport.packets import Births
 
 MOST_ROWS: Final = 32
 """Up to so many tuples are packed one by one; more are cheaper as a batch."""
+
+MOST_BYTES: Final = 32 * 1024
+"""Up to so many bytes of them: larger values are copied less often as a batch."""
 
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
 """What reading a row raises that is none of the schema's."""
@@ -197,14 +199,6 @@ class RowPacket(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=
             BadValueError: They are not of this schema.
         """
         return _batch(self.packed, schema)
-
-    def pick(self, rows: npt.NDArray[np.intp], schema: pa.Schema) -> pa.RecordBatch:
-        """The rows at these positions, as a record batch."""
-        return _batch([self.packed[row] for row in rows.tolist()], schema)
-
-    def births_of(self, rows: npt.NDArray[np.intp]) -> Births:
-        """The births of the tuples at these positions."""
-        return born_one_by_one([self.born_us[row] for row in rows.tolist()])
 
 
 def _batch(packed: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
