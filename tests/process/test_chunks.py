@@ -71,11 +71,8 @@ def test_a_chunk_has_the_tuples_of_its_parts_in_order_with_births_and_shards(
     found: list[Any]
     if isinstance(chunk, RowChunk):
         assert ROWS is not None
-        found, born_us, shards = (
-            [ROWS.unpack(one) for one in chunk.packed],
-            chunk.born_us,
-            chunk.shards,
-        )
+        found = [ROWS.unpack(one) for one in chunk.packed]
+        born_us, shards = chunk.born_us, chunk.shards
     else:
         found = [
             tuple(row.values()) for row in open_batch(chunk.data, chunk.rows, SCHEMA).to_pylist()
