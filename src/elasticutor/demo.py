@@ -43,6 +43,8 @@ CALM = 0.4
 """What an operator has to do all the time, in cores' worth."""
 RUSH = 3.6
 """What it has to do on top of that during its rush."""
+TARGET_S = 0.008
+"""The mean latency that the scheduler is asked to keep: two tuples' worth of work."""
 WARM_UP_S = 3.0
 """What happens before does not count, and is not drawn."""
 FIRST_S = 3.0
@@ -220,7 +222,11 @@ def tell(
         watch: Called with the story so far after every interval.
     """
     run = cluster.submit(
-        topology(seed), paradigm=paradigm, measure_s=LOOK_S / 2, config=chunks_of(3 * ROW_S)
+        topology(seed),
+        paradigm=paradigm,
+        latency_target=TARGET_S,
+        measure_s=LOOK_S / 2,
+        config=chunks_of(ROW_S),
     )
     story = Story(paradigm)
     try:

@@ -74,8 +74,8 @@ class Reader(ABC):
     def poll_rows(self, now: float, most: int) -> RowOffer | None:
         """What is due by now, as rows, if that is at least one and at most so many; else None.
 
-        The source asks it before `poll`, where all takers can be sent rows. For readers that have rows
-        at hand; to make them of a batch is no gain.
+        The source asks it before `poll`, where all takers can be sent rows. For readers that have
+        rows at hand; to make them of a batch is no gain.
         """
         return None
 
