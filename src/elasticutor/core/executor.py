@@ -162,6 +162,11 @@ class ElasticExecutor:
         """Outputs that wait on account of this upstream."""
         return self._data.outputs.buffered(upstream)
 
+    @property
+    def outputs_sent(self) -> bool:
+        """Whether all outputs there are have been sent, so that none waits for credit."""
+        return self._data.outputs.empty
+
     def waiting_for(self) -> list[str]:
         """Why nothing happens, in words: who has yet to answer what."""
         waits = [f"{self.phase.value}, attempt {self.epochs.attempt}, epoch {self.epochs.open}"]

@@ -9,10 +9,11 @@ all upstreams pause ─▶ givers drain ─▶ givers flush ─▶ state crosses
 and moves as many shards as the balancing asks for, by the same algorithm as inside an elastic
 executor. Executors on one node share a store, so only what changes its node is sent. Nobody waits
 for more than correctness needs: only executors that give shards drain, and an upstream goes on as
-soon as it has the new table, since by then nothing of a moved shard is under way.
+soon as it has the new table, since by then nothing of a moved shard is under way: no tuple, and no
+output either, for those of the new owner go another way and might be there first.
 
-`Repartitioner` is the side of whoever decides, `PausableRoute` the side of an upstream, `Drain` and
-`Release` the side of an executor. All are pure; `sim` and `runtime` carry their messages.
+`Repartitioner` is the side of whoever decides, `PausableRoute` the side of an upstream; the side of
+an executor is `core.giver`. All are pure; `sim` and `runtime` carry their messages.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class PauseUpstream:
 
 @dataclass(frozen=True, slots=True)
 class DrainExecutor:
-    """Say when so many tuples have been processed since the start; by `ExecutorDrained`."""
+    """Process so many tuples since the start, get rid of their outputs; by `ExecutorDrained`."""
 
     executor: Peer
     round: int
@@ -103,6 +104,21 @@ Order = (
 )
 """What is to be done; state goes from node to node by the instructions of an elastic executor."""
 
+# From an executor that drains, to its destinations ------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmOutputs:
+    """Say that you have taken in all outputs before this, by `OutputsTaken`.
+
+    It goes the way of the outputs, behind them.
+    """
+
+    destination: Peer
+    executor: Peer
+    round: int
+
+
 # The answers --------------------------------------------------------------------------------------
 
 
@@ -118,9 +134,17 @@ class UpstreamPaused:
 
 @dataclass(frozen=True, slots=True)
 class ExecutorDrained:
-    """All that was sent to the executor is processed."""
+    """All that was sent to the executor is processed, and its destinations have the outputs."""
 
     executor: Peer
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutputsTaken:
+    """The destination has taken in whatever the executor had sent; for the executor itself."""
+
+    destination: Peer
     round: int
 
 
@@ -219,6 +243,16 @@ class Repartitioner:
         self._waiting: set[Peer | MoveId] = set()
         self._opened: set[MoveId] = set()
         """Moves whose destination is ready."""
+
+    @property
+    def round(self) -> int | None:
+        """The number of the round that is under way; None if there is none."""
+        return None if self._round is None else self._round.number
+
+    @property
+    def missing(self) -> list[Peer]:
+        """Who has yet to answer, but for nodes."""
+        return [who for who in (*self.upstreams, *self.executors) if who in self._waiting]
 
     def waiting_for(self) -> list[str]:
         """Who has yet to answer, in words."""
@@ -432,62 +466,3 @@ class PausableRoute:
             self._table[shard] = executor
         self.paused = False
         return TableUpdated(self._upstream, order.round, order.operator)
-
-
-class Drain:
-    """An executor's side: it says when all that was sent to it is processed."""
-
-    def __init__(self, executor: Peer) -> None:
-        self._executor = executor
-        self._processed = 0
-        self._order: DrainExecutor | None = None
-
-    def processed(self, rows: int) -> ExecutorDrained | None:
-        """So many tuples more are processed."""
-        self._processed += rows
-        return self._done()
-
-    def begin(self, order: DrainExecutor) -> ExecutorDrained | None:
-        """Wait for the last of so many."""
-        self._order = order
-        return self._done()
-
-    def _done(self) -> ExecutorDrained | None:
-        order = self._order
-        if order is None or self._processed < order.rows:
-            return None
-        self._order = None
-        return ExecutorDrained(self._executor, order.round)
-
-
-class Release:
-    """An executor's side: its only task writes the state of some shards and forgets it.
-
-    Nothing of these shards is inside any more, so labels reach the task at once. They are none of
-    the core's own moves: their numbers are negative.
-    """
-
-    def __init__(self, executor: Peer) -> None:
-        self._executor = executor
-        self._order: ReleaseShards | None = None
-        self._left: set[MoveId] = set()
-
-    def begin(self, order: ReleaseShards, task: TaskId) -> list[do.SendLabel]:
-        """The labels to send."""
-        self._order = order
-        labels = [do.SendLabel(task, MoveId(-1 - shard), shard) for shard in order.shards]
-        self._left = {label.move for label in labels}
-        return labels
-
-    def awaits(self, move: MoveId) -> bool:
-        """Whether a label is one of these."""
-        return move in self._left
-
-    def reached(self, move: MoveId) -> ShardsReleased | None:
-        """The task has reached a label; the answer, if it was the last one."""
-        self._left.discard(move)
-        order = self._order
-        if order is None or self._left:
-            return None
-        self._order = None
-        return ShardsReleased(self._executor, order.round)

@@ -24,12 +24,24 @@ from elasticutor.core.batches import BeginBatch
 from elasticutor.core.coordinator import BeginAttempt, CommitEpoch
 from elasticutor.core.cores import core_changes
 from elasticutor.core.executor import ElasticExecutor
+from elasticutor.core.giver import Drain, Release
 from elasticutor.core.ids import NodeId, Peer, TaskId
 from elasticutor.core.keys import shard_hasher, shards_of
 from elasticutor.core.parts import MOST_SINGLES, ShardArray
-from elasticutor.core.repartition import Drain, DrainExecutor, Release, ReleaseShards
+from elasticutor.core.repartition import (
+    ConfirmOutputs,
+    DrainExecutor,
+    OutputsTaken,
+    ReleaseShards,
+)
 from elasticutor.core.tasks import TaskStatus
-from elasticutor.errors import LATE, BadValueError, ElasticutorError, ProtocolError
+from elasticutor.errors import (
+    LATE,
+    BadValueError,
+    ElasticutorError,
+    OutOfOrderError,
+    ProtocolError,
+)
 from elasticutor.process.actor import Actor
 from elasticutor.process.chunks import Chunks
 from elasticutor.process.slices import ask_for_short_slices
@@ -80,9 +92,9 @@ class MainProcess(Actor):
         self._wanted = spec.cores
         self._shares_store = spec.store != spec.who
         self._returns = spec.config.outputs == "return"
-        self._drain = Drain(spec.who)
-        self._release = Release(spec.who)
         self._destinations = tuple(p for route in spec.operator.routes for p in route.peers)
+        self._drain = Drain(spec.who, self._destinations)
+        self._release = Release(spec.who)
         for node, endpoint in spec.nodes.items():
             mail.know(_node(node), endpoint)
 
@@ -175,6 +187,8 @@ class MainProcess(Actor):
 
     def _on_credit(self, message: Credit) -> None:
         self._tell(ev.CreditGranted(message.sender, message.attempt, message.total))
+        if self._shares_store:
+            self._go_on_draining()
 
     def _on_marker(self, message: say.Marker) -> None:
         self._tell(ev.MarkerArrived(message.sender, message.attempt, message.epoch))
@@ -193,7 +207,8 @@ class MainProcess(Actor):
         else:
             self._tell(ev.ChunkProcessed(message.task, message.attempt, chunk, *did))
         if self._shares_store:
-            self._report_if(self._drain.processed(before - self._core.inside_rows))
+            self._drain.processed(before - self._core.inside_rows)
+            self._go_on_draining()
 
     def _sender_of(self, message: Result | RowResult) -> Peer | None:
         """Who had sent what a chunk was made of; tasks do not know, nor need to."""
@@ -231,7 +246,7 @@ class MainProcess(Actor):
         self._mail.know_all(message.book)
 
     def _on_explain(self, message: say.Explain) -> None:
-        waits = tuple(self._core.waiting_for())
+        waits = (*self._core.waiting_for(), *self._drain.waiting_for())
         self._mail.send(DRIVER, say.Recount(self._run, self._spec.who, waits))
 
     def _on_die_at(self, message: say.DieAt) -> None:
@@ -248,7 +263,21 @@ class MainProcess(Actor):
     # Shards that change their executor, where upstreams hold the table
 
     def _on_drain(self, order: DrainExecutor) -> None:
-        self._report_if(self._drain.begin(order))
+        self._drain.begin(order)
+        self._go_on_draining()
+
+    def _go_on_draining(self) -> None:
+        for step in self._drain.proceed(sent=self._core.outputs_sent):
+            if isinstance(step, ConfirmOutputs):
+                self._mail.send(step.destination, step)
+            else:
+                self._report(step)
+
+    def _on_outputs_taken(self, message: OutputsTaken) -> None:
+        try:
+            self._report_if(self._drain.taken(message))
+        except OutOfOrderError as error:
+            self._mail.drop(str(error))
 
     def _on_release(self, order: ReleaseShards) -> None:
         (task,) = self._core.tasks
@@ -437,6 +466,7 @@ MainProcess.handlers = {
     **dict.fromkeys(_FROM_OTHERS, MainProcess._tell),
     ev.LabelReached: MainProcess._on_label_reached,
     DrainExecutor: MainProcess._on_drain,
+    OutputsTaken: MainProcess._on_outputs_taken,
     ReleaseShards: MainProcess._on_release,
     say.Hello: MainProcess._on_hello,
     say.Join: MainProcess._on_join,

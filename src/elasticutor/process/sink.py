@@ -25,6 +25,7 @@ from elasticutor.core.coordinator import (
 from elasticutor.core.flow import InputCredits
 from elasticutor.core.ids import Attempt, Epoch, Peer
 from elasticutor.core.latency import LatencyHistogram
+from elasticutor.core.repartition import ConfirmOutputs, OutputsTaken
 from elasticutor.errors import BadValueError, ElasticutorError, OutOfOrderError, ProtocolError
 from elasticutor.process.actor import Actor
 from elasticutor.process.slices import ask_for_short_slices
@@ -288,6 +289,12 @@ class SinkProcess(Actor):
         for message, batch in held:
             self._write(message, batch)
 
+    def _on_confirm_outputs(self, order: ConfirmOutputs) -> None:
+        # What came before it is written, or held in its place: nothing that comes by another way
+        # from now on can be before that.
+        self._credits.require(order.executor)
+        self._mail.send(order.executor, OutputsTaken(self._spec.who, order.round))
+
     def _on_begin(self, order: BeginAttempt) -> None:
         if order.attempt <= self._attempt:
             return
@@ -334,6 +341,7 @@ SinkProcess.handlers = {
     Tuples: SinkProcess._on_tuples,
     RowTuples: SinkProcess._on_tuples,
     say.Marker: SinkProcess._on_marker,
+    ConfirmOutputs: SinkProcess._on_confirm_outputs,
     BeginAttempt: SinkProcess._on_begin,
     CommitEpoch: SinkProcess._on_commit,
     say.Peers: SinkProcess._on_peers,

@@ -16,13 +16,14 @@ from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core import repartition as rc
 from elasticutor.core.ids import NodeId, Peer, ShardId
+from elasticutor.runtime.lateness import Lateness
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
     from elasticutor.runtime.supervisor import Supervisor
 
 ROUND_S = 30.0
-"""How long a round may take before the run is given up."""
+"""How long a round may take before executors are asked why, and the run is given up."""
 
 ANSWERS = (
     rc.UpstreamPaused,
@@ -63,7 +64,7 @@ class Lead:
         self.operator = operator
         self._core = rc.Repartitioner(shards, homes, upstreams, operator=operator)
         self._loads: dict[Peer, Any] = {}
-        self._since = 0.0
+        self._lateness = Lateness(run, ROUND_S)
         self._send_node = send_node
         self._send = send
 
@@ -79,19 +80,17 @@ class Lead:
     def tick(self, *, may_begin: bool) -> None:
         """Start a round if one is needed and may be; nobody may be waited for without end."""
         now = time.monotonic()
-        if self.busy:
-            if now - self._since > ROUND_S:
-                waits = "; ".join(self._core.waiting_for())
-                self._run.fail_for(self.operator, f"a repartitioning took too long: {waits}")
-        elif may_begin and len(self._loads) == len(self._core.executors):
+        self._lateness.look(now, self._core.round, lambda: self._core.missing, self._waiting_for)
+        if may_begin and not self.busy and len(self._loads) == len(self._core.executors):
             loads = np.sum(list(self._loads.values()), axis=0)
-            self._since = now
             self._enact(self._core.balance(loads, now))
 
     def move(self, owners: Mapping[ShardId, int]) -> None:
         """Give shards to executors, by number; for whoever wants to see it happen."""
-        self._since = time.monotonic()
-        self._enact(self._core.move(owners, self._since))
+        self._enact(self._core.move(owners, time.monotonic()))
+
+    def _waiting_for(self) -> list[str]:
+        return [f"shards of {self.operator}, {words}" for words in self._core.waiting_for()]
 
     def take(self, what: Any) -> None:
         """An answer of a source, an executor or a node."""

@@ -278,10 +278,6 @@ class Supervisor:
             self._draining.put_off = False
             self._drain()
 
-    def fail_for(self, who: str, reason: str) -> None:
-        """End the run, because of somebody."""
-        self.fail(RunError(who, "go on", f"failed: {reason}"))
-
     # Cores
 
     @property

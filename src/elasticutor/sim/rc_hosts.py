@@ -16,6 +16,7 @@ import numpy as np
 from elasticutor.core import events as ev
 from elasticutor.core import instructions as do
 from elasticutor.core import repartition as rc
+from elasticutor.core.giver import Drain, Release
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.load import ShardLoads
 from elasticutor.core.parts import Part, ShardArray
@@ -111,8 +112,8 @@ class RcHost(ElasticHost):
         super().__init__(*args)
         self._shard_of_key = shard_of_key
         self._shards = shards
-        self._drain = rc.Drain(self.name)
-        self._release = rc.Release(self.name)
+        self._drain = Drain(self.name)  # of tuples alone: there are no outputs here
+        self._release = Release(self.name)
         self._keys_in: list[IntArray] = []  # keys of tuples, since they were last counted
         self._keys_done: list[IntArray] = []
         self._useful_s = 0.0
@@ -125,7 +126,8 @@ class RcHost(ElasticHost):
         elif kind is ev.ChunkProcessed:
             self._useful_s += event.useful_s
         elif kind is rc.DrainExecutor:
-            self._report(self._drain.begin(event))
+            self._drain.begin(event)
+            self._go_on_draining()
             return
         elif kind is rc.ReleaseShards:
             self._begin_release(event)
@@ -154,7 +156,13 @@ class RcHost(ElasticHost):
         super()._note_result(parts)
         for part in parts:
             self._keys_done.append(part.batch.content.keys.take(part.rows))
-        self._report(self._drain.processed(sum(part.count for part in parts)))
+        self._drain.processed(sum(part.count for part in parts))
+        self._go_on_draining()
+
+    def _go_on_draining(self) -> None:
+        for step in self._drain.proceed(sent=self.core.outputs_sent):
+            assert isinstance(step, rc.ExecutorDrained)
+            self._report(step)
 
     def _begin_release(self, order: rc.ReleaseShards) -> None:
         (task,) = self._tasks
