@@ -54,10 +54,10 @@ class Scripted(Scheduler):
 
 
 def carried_out(cores: Cores, experiment: Experiment = TWO) -> tuple[SimulatedCluster, Scripted]:
-    """A run in which these cores are planned after a second; no node is ever overdrawn."""
+    """A run in which these cores are planned after a second; soon no node is overdrawn."""
     cluster = SimulatedCluster(experiment)
     assert cluster.allotment is not None
-    scheduler = Scripted(1.0, cores)
+    scheduler = Scripted(1.1, cores)  # its next look is at 1.25, and ours at 1.3
     hosts = {host.name: (host, cluster.placements[host.name].cores) for host in cluster.hosts}
     cluster.allotment = Allotment(cluster.world, hosts, cluster.upstreams, scheduler, 0.05)
 

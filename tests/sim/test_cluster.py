@@ -9,6 +9,7 @@ from collections import defaultdict
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ import pytest
 
 from elasticutor.core import events as ev
 from elasticutor.core.ids import Peer
+from elasticutor.core.pacing import LEAST_GAP_S, MOST_GAP_S
 from elasticutor.core.paradigm import PARADIGMS, Paradigm
 from elasticutor.core.parts import Part
 from elasticutor.sim.cluster import SimulatedCluster
+from elasticutor.sim.costs import Cost, Costs
 from elasticutor.sim.experiment import Experiment
-from elasticutor.sim.machines import LOCAL_S, Machines
+from elasticutor.sim.machines import Machines
 from elasticutor.sim.report import Report, report
 
 SMALL = Experiment(
@@ -180,26 +183,97 @@ def test_cores_are_busy_for_as_long_as_tuples_cost(exponential: bool) -> None:
 
 # Latency ------------------------------------------------------------------------------------------
 
+ONE_NODE = Machines(nodes=1, cores=2)
 CALM = replace(SMALL, rate=60.0, upstreams=1, zipf=0.0, seconds=10.0)
+FREE = Costs().times(0)
+MESSAGES_MS = {"source": 0.107, "main": 2 * 0.054, "task": 0.075, "sink": 0.036}
+"""What the messages of a tuple that meets nobody take: every process is asleep when they come."""
+
+
+def calm(machines: Machines) -> Report:
+    return report(finished(replace(CALM, machines=machines, executors=1)))
 
 
 def test_latency_of_a_calm_run_is_the_work_and_the_messages() -> None:
-    machines = Machines(nodes=1, cores=2, message_s=0.0001)
-    calm = report(finished(replace(CALM, machines=machines, executors=1)))
-    tick_ms, work_ms = 2.0, 1.0
-    expected = tick_ms / 2 + work_ms + 0.1 + 3 * LOCAL_S * 1e3
-    assert calm.latency_mean_ms == pytest.approx(expected, rel=0.1)
-    assert not calm.saturated
+    found = calm(ONE_NODE)
+    assert found.latency_p50_ms == pytest.approx(1.0 + sum(MESSAGES_MS.values()), rel=0.01)
+    assert not found.saturated
+
+
+@pytest.mark.parametrize("role", ["source", "main", "task", "sink"])
+def test_each_process_on_the_way_costs_what_its_messages_do(role: str) -> None:
+    costs = replace(FREE, **{role: getattr(Costs(), role)})
+    found = calm(replace(ONE_NODE, costs=costs))
+    cost, messages = getattr(costs, role), 2 if role == "main" else 1
+    assert found.latency_p50_ms - 1.0 == pytest.approx(MESSAGES_MS[role], rel=0.1)
+    spent_ms = messages * (cost.wake_s + cost.message_s) * 1e3
+    assert found.cpu_beyond_ms == pytest.approx(spent_ms, rel=0.03)
+
+
+def test_messages_that_cost_nothing_leave_the_work_alone() -> None:
+    found = calm(replace(ONE_NODE, costs=FREE))
+    assert found.latency_p50_ms == pytest.approx(1.0, rel=0.005)
+    assert found.cpu_beyond_ms == 0
 
 
 def test_a_message_waits_for_the_process_that_takes_it() -> None:
-    quick = Machines(nodes=1, cores=2, message_s=0.0001)
-    slow = replace(quick, message_s=0.002)
-    latencies = [
-        report(finished(replace(CALM, machines=machines, executors=1))).latency_mean_ms
-        for machines in (quick, slow)
-    ]
-    assert latencies[1] - latencies[0] > 1.9
+    slow = replace(FREE, main=Cost(message_s=0.002))
+    assert calm(replace(ONE_NODE, costs=slow)).latency_mean_ms > 5.0  # both of a tuple's messages
+
+
+def test_a_busy_process_takes_more_messages_than_one_that_has_to_wake_up_for_each() -> None:
+    calm, busy = (
+        report(finished(replace(SMALL, machines=ONE_NODE, executors=1, rate=rate)))
+        for rate in (60.0, 1900.0)
+    )
+    assert busy.cpu_beyond_ms < 0.7 * calm.cpu_beyond_ms
+
+
+def packets(cluster: SimulatedCluster) -> list[int]:
+    """How many tuples each message of the sources has."""
+    found: list[int] = []
+    for host in cluster.hosts:
+        take = host.take
+
+        def noting(message: Any, take: Any = take) -> None:
+            if isinstance(message, ev.TuplesArrived):
+                found.append(len(message.shards))
+            take(message)
+
+        host.take = noting  # type: ignore[method-assign]
+    return found
+
+
+@pytest.mark.parametrize(("rate", "gap_s"), [(1000.0, LEAST_GAP_S), (1880.0, MOST_GAP_S)])
+def test_sources_send_what_is_due_as_often_as_the_machine_has_time(
+    rate: float, gap_s: float
+) -> None:
+    experiment = replace(CALM, machines=ONE_NODE, executors=1, rate=rate, arrivals="even")
+    cluster = SimulatedCluster(experiment)
+    sent = packets(cluster)
+    cluster.run()
+    assert cluster.world.cpus[0].gap_s == gap_s
+    # Tuples that are due in the gap after a packet wait for its end, together.
+    assert fmean(sent[len(sent) // 2 :]) == pytest.approx(max(1.0, rate * gap_s), rel=0.05)
+
+
+def test_a_source_that_was_stopped_goes_on_when_there_is_credit_again() -> None:
+    flooded = replace(SMALL, rate=20_000.0, arrivals="even", zipf=0.0)
+    cluster = finished(flooded)
+    assert report(cluster).saturated
+    assert report(cluster).throughput > 0.9 * flooded.ideal
+
+
+def test_processes_that_share_the_cores_leave_less_of_them_to_tasks() -> None:
+    machines = replace(ONE_NODE, costs=Costs().times(20))
+    own, shared = (
+        report(finished(replace(SMALL, machines=each, executors=1)))
+        for each in (machines, replace(machines, shared_cpus=True))
+    )
+    assert shared.throughput < 0.9 * own.throughput
+    beyond = shared.throughput * shared.cpu_beyond_ms / 1e3
+    work = shared.throughput * SMALL.cost_s
+    assert work + beyond == pytest.approx(2.0, rel=0.05)  # two CPUs, for everything
 
 
 def test_a_remote_task_costs_latency_and_bytes() -> None:
@@ -271,5 +345,5 @@ def test_a_shard_that_nobody_touches_moves_ahead_of_the_pause_with_nothing_left_
     assert host.core.table.owner(shard) == far
     assert moved.remote == 1
     assert moved.size == cluster.experiment.state_bytes
-    assert moved.sync_s < 0.001  # the label and its answer, on a task that has nothing to do
+    assert moved.sync_s < 0.001  # the label and its answer, by a task that is asleep
     assert moved.migration_s < 0.001  # an order, an empty rest and a word that it is there

@@ -26,7 +26,9 @@ FIELDS = {
     "saturated",
     "latency_mean_ms",
     "latency_p50_ms",
+    "latency_p90_ms",
     "latency_p99_ms",
+    "cpu_beyond_ms_per_tuple",
     "reassignments",
     "core_moves",
     "sync_ms_p50",
@@ -94,6 +96,26 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     assert picture.read_text().startswith("<?xml")
 
 
+def told(*words: str) -> dict[str, float]:
+    result = sim("--seconds", "2", "--rate", "400", "--json", *words)
+    assert result.exit_code == 0, result.output
+    figures: dict[str, float] = json.loads(result.stdout)
+    return figures
+
+
+def test_what_messages_cost_can_be_set() -> None:
+    usual, free, slow = told(), told("--path-cost", "0"), told("--path-cost", "3")
+    assert free["cpu_beyond_ms_per_tuple"] == 0
+    assert slow["cpu_beyond_ms_per_tuple"] > 2 * usual["cpu_beyond_ms_per_tuple"] > 0
+    assert free["latency_p50_ms"] < usual["latency_p50_ms"] < slow["latency_p50_ms"]
+
+
+def test_what_a_message_costs_a_main_process_can_be_set_apart() -> None:
+    usual, slow = told(), told("--message-us", "1020")
+    assert slow["latency_p50_ms"] - usual["latency_p50_ms"] > 1.99  # it takes two of a tuple
+    assert told("--message-us", "20")["latency_mean_ms"] == usual["latency_mean_ms"]
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -102,6 +124,8 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
         (("--rate", "-3"), "--rate"),
         (("--surge", "soon", "--rate", "100"), "--surge"),
         (("--nodes", "0"), "--nodes"),
+        (("--arrivals", "soon"), "--arrivals"),
+        (("--path-cost", "-1"), "--path-cost"),
         (("--seconds", "0"), "--seconds"),
     ],
 )

@@ -65,6 +65,17 @@ def test_keys_are_hashed_as_everywhere() -> None:
     assert space(keys=5).hashes.tolist() == key_hashes(pa.array(range(5))).tolist()
 
 
+@given(st.floats(10.0, 1e5), st.integers(0, 100))
+def test_even_arrivals_come_at_equal_times_from_somewhere_in_the_first_interval(
+    rate: float, seed: int
+) -> None:
+    arrivals = Arrivals(rate, np.random.default_rng(seed), start=1.0, end=2.0, even=True)
+    times = arrivals.due(3.0, most=10**6)
+    assert 1.0 <= times[0] <= 1.0 + 1.0 / rate
+    assert np.allclose(np.diff(times), 1.0 / rate)
+    assert len(times) in (math.floor(rate), math.ceil(rate))
+
+
 @given(st.floats(0.1, 100), st.floats(0.1, 100))
 def test_shuffles_come_evenly_and_within_the_time(omega: float, seconds: float) -> None:
     times = shuffle_times(omega, seconds)

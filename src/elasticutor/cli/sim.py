@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,7 @@ from elasticutor.errors import BadValueError
 
 if TYPE_CHECKING:  # what is simulated is imported when it is needed: it takes a moment
     from elasticutor.sim.cluster import SimulatedCluster
+    from elasticutor.sim.costs import Costs
     from elasticutor.sim.experiment import Experiment, Surge
     from elasticutor.sim.report import Report
 
@@ -37,6 +39,13 @@ class CostName(StrEnum):
 
     CONSTANT = "constant"
     EXPONENTIAL = "exponential"
+
+
+class SpacingName(StrEnum):
+    """How tuples fall due."""
+
+    POISSON = "poisson"
+    EVEN = "even"
 
 
 def sim(
@@ -64,11 +73,23 @@ def sim(
     rate: Annotated[
         str, typer.Option(help="Tuples per second in all, or max: as many as are taken.")
     ] = "max",
+    arrivals: Annotated[
+        SpacingName, typer.Option(help="With a rate: due at random, or evenly as a Generator's.")
+    ] = SpacingName.POISSON,
     bandwidth_gbps: Annotated[float, typer.Option(min=0.001, help="Of a node's link.")] = 1.0,
     latency_us: Annotated[float, typer.Option(min=0, help="From node to node.")] = 100.0,
+    path_cost: Annotated[
+        float,
+        typer.Option(min=0, help="What messages cost, times what was measured live; 0: nothing."),
+    ] = 1.0,
     message_us: Annotated[
-        float, typer.Option(min=0, help="What a message costs the main process that takes it.")
-    ] = 20.0,
+        float | None,
+        typer.Option(min=0, help="What one costs a main process at work, if not 20."),
+    ] = None,
+    shared_cpus: Annotated[
+        bool,
+        typer.Option("--shared-cpus", help="What messages cost is taken from the nodes' cores."),
+    ] = False,
     startup_ms: Annotated[float, typer.Option(min=0, help="Start of a task's process.")] = 30.0,
     balance_s: Annotated[float, typer.Option(min=0.001, help="Between looks at a balance.")] = 0.1,
     schedule_s: Annotated[
@@ -108,7 +129,8 @@ def sim(
             cores=cores,
             bandwidth=bandwidth_gbps * 1e9 / 8,
             latency_s=latency_us * 1e-6,
-            message_s=message_us * 1e-6,
+            costs=_costs(path_cost, message_us),
+            shared_cpus=shared_cpus,
             startup_s=startup_ms * 1e-3,
         ),
         executors=executors,
@@ -122,6 +144,7 @@ def sim(
         tuple_bytes=tuple_bytes,
         state_bytes=round(state_kb * 1024),
         rate=_rate(rate),
+        arrivals=arrivals.value,
         seconds=seconds,
         warmup_s=warmup,
         balance_s=balance_s,
@@ -161,6 +184,15 @@ def _run(cluster: SimulatedCluster, as_json: bool) -> bool:
         note(f"interrupted after {done:.1f} of {length:g} simulated seconds; so far:")
         return True
     return False
+
+
+def _costs(times: float, message_us: float | None) -> Costs:
+    from elasticutor.sim.costs import Costs
+
+    costs = Costs().times(times)
+    if message_us is None:
+        return costs
+    return replace(costs, main=replace(costs.main, message_s=message_us * 1e-6))
 
 
 def _rate(given: str) -> float:
@@ -211,9 +243,11 @@ def _rows(found: Report) -> Iterator[tuple[str, str]]:
     for name, number in (
         ("latency, mean", found.latency_mean_ms),
         ("latency, p50", found.latency_p50_ms),
+        ("latency, p90", found.latency_p90_ms),
         ("latency, p99", found.latency_p99_ms),
     ):
-        yield name, _with(number, ".1f", "ms")
+        yield name, _with(number, ".2f" if number < 10 else ".1f", "ms")
+    yield "CPU per tuple beyond its work", _with(found.cpu_beyond_ms, ".3f", "ms")
     yield "shards moved", f"{found.reassignments:,}"
     yield "cores moved", f"{found.core_moves:,}"
     yield "synchronisation of a move, p50", _with(found.sync_ms_p50, ".2f", "ms")

@@ -96,7 +96,8 @@ class Drain:
         if order is None:
             return []
         if self._untaken:
-            return [f"{who} to take outputs in, round {order.round}" for who in sorted(self._untaken)]
+            untaken = sorted(self._untaken)
+            return [f"{who} to take outputs in, round {order.round}" for who in untaken]
         left = max(0, order.rows - self._processed)
         what = f"{left} tuples to be processed" if left else "credit for outputs"
         return [f"{what}, round {order.round}"]

@@ -22,7 +22,7 @@ from elasticutor.core.coordinator import (
 from elasticutor.core.events import Output
 from elasticutor.core.flow import Outputs
 from elasticutor.core.ids import Attempt, Epoch, Peer
-from elasticutor.core.pacing import USUAL_GAP_S, next_gap_s
+from elasticutor.core.pacing import PACE_S, USUAL_GAP_S, next_gap_s
 from elasticutor.core.repartition import PauseUpstream, UpdateTable
 from elasticutor.errors import ProtocolError
 from elasticutor.process.actor import Actor
@@ -40,8 +40,6 @@ from elasticutor.transport.packets import born, born_at
 from elasticutor.transport.row_packets import MOST_ROWS
 
 _IDLE_S = 1.0
-_PACE_S = 0.1
-"""How often the least time between two packets is set anew, by how idle the machine is."""
 _MOST_OFFERS = 16
 """Offers that are sent before messages are looked at."""
 _MOST_ROWS = 8192
@@ -97,7 +95,7 @@ class SourceProcess(Actor):
         )
         self._mail.send(DRIVER, where)
         self.every(spec.tempo.measure_s, self._measure)
-        self.every(_PACE_S, self._pace)
+        self.every(PACE_S, self._pace)
         try:
             self.serve()
         finally:

@@ -19,6 +19,7 @@ from elasticutor.core import events as ev
 from elasticutor.core import repartition as rc
 from elasticutor.core.ids import Epoch, Peer
 from elasticutor.core.keys import executors_of, shards_of
+from elasticutor.core.pacing import PACE_S, USUAL_GAP_S
 from elasticutor.core.parts import ShardArray
 from elasticutor.core.placement import Placement, place
 from elasticutor.core.scheduler import Scheduler, SchedulerConfig
@@ -30,7 +31,7 @@ from elasticutor.sim.measures import BIN_S, Recorder
 from elasticutor.sim.processes import World
 from elasticutor.sim.rc_hosts import Lead, RcHost, RcUpstream, TableRoutes
 from elasticutor.sim.surging import STEP_S, Surging
-from elasticutor.sim.upstreams import ATTEMPT, LONGEST_TICK_S, FixedRoutes, Flow, Upstream
+from elasticutor.sim.upstreams import ATTEMPT, FixedRoutes, Flow, Upstream
 from elasticutor.sim.workload import (
     Arrivals,
     IntArray,
@@ -81,6 +82,7 @@ class SimulatedCluster:
         times = shuffle_times(experiment.omega, experiment.seconds)
         self.shuffles = [experiment.warmup_s + time for time in times]
         self.wall_s = 0.0
+        self._path_before_s = 0.0
         self.placements = self._place()
         self.hosts = self._make_hosts()
         self.upstreams = self._make_upstreams(seeds[2:])
@@ -147,7 +149,8 @@ class SimulatedCluster:
         if math.isinf(experiment.rate):
             return [Flow(keys)]
         rate = experiment.rate / experiment.upstreams
-        flows = [Flow(keys, Arrivals(rate, rng, end=experiment.end_s))]
+        even = experiment.arrivals == "even"
+        flows = [Flow(keys, Arrivals(rate, rng, end=experiment.end_s, even=even))]
         if experiment.surge is not None:
             flows += self._surge_flows(experiment.surge, rng)
         return flows
@@ -163,7 +166,8 @@ class SimulatedCluster:
             if more > 0:
                 rate = more / experiment.upstreams
                 keys = KeyStream(self.space, rng, among=mine)
-                yield Flow(keys, Arrivals(rate, rng, start=start, end=end))
+                even = experiment.arrivals == "even"
+                yield Flow(keys, Arrivals(rate, rng, start=start, end=end, even=even))
 
     def _make_allotment(self) -> Allotment | None:
         experiment = self.experiment
@@ -235,12 +239,14 @@ class SimulatedCluster:
         self.loop.run(0.0)
         assert all(host.ready for host in self.hosts)  # half a second is plenty
         for number, upstream in enumerate(self.upstreams):  # not all at the same moment
-            upstream.start(LONGEST_TICK_S * number / len(self.upstreams))
+            upstream.start(USUAL_GAP_S * number / len(self.upstreams))
         self._start_clocks()
         for at in self.shuffles:
             self.loop.at(at, self._shuffle)
 
     def _start_clocks(self) -> None:
+        if not math.isinf(self.experiment.rate):
+            self.loop.at(PACE_S, self._pace)
         if self.surging is not None:
             self.loop.at(self.surging.at, self._surge)
         if self.lead is not None:
@@ -250,6 +256,11 @@ class SimulatedCluster:
             every = self.experiment.balance_s
             for number, host in enumerate(self.hosts):  # not all at the same moment
                 self.loop.at(every * (number + 1) / len(self.hosts), self._balance, host)
+
+    def _pace(self, _: None) -> None:
+        self.loop.at(self.loop.now + PACE_S, self._pace)
+        for cpus in self.world.cpus:
+            cpus.pace(PACE_S)
 
     def _balance(self, host: ElasticHost) -> None:
         self.loop.at(self.loop.now + self.experiment.balance_s, self._balance, host)
@@ -283,12 +294,21 @@ class SimulatedCluster:
             self.recorder.close_bin(self.loop.now)
             if number == warm:
                 self.recorder.start_measuring()
+                self._path_before_s = self._path_s()
             progress(self.loop.now)
 
     # Looking
 
     def _cores(self) -> int:
         return sum(host.occupied.total() for host in self.hosts)
+
+    def _path_s(self) -> float:
+        return sum(cpus.path_s for cpus in self.world.cpus)
+
+    @property
+    def measured_path_s(self) -> float:
+        """CPU time that messages have cost, of all processes, after the warm-up."""
+        return self._path_s() - self._path_before_s
 
     @property
     def measured_s(self) -> float:

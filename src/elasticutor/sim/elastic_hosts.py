@@ -2,8 +2,9 @@
 
 The main process drives the very `ElasticExecutor` of the core. What it is told waits for its turn:
 each message costs the process some time, one after the other. A task works through what it was
-sent, first come, first served, but for labels, which it answers between two tuples. State is not
-there, only how large it is; what of it crosses the links is what the protocol sends.
+sent, first come, first served, but for labels, which it answers between two tuples. Results go to a
+sink beside the main process, and latency ends there. State is not there, only how large it is; what
+of it crosses the links is what the protocol sends.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from elasticutor.core.executor import ElasticExecutor
 from elasticutor.core.ids import NodeId, Peer, ShardId, TaskId
 from elasticutor.core.parts import Part, divided
 from elasticutor.core.tasks import TaskStatus
-from elasticutor.sim.machines import HEADER_BYTES, LOCAL_S
+from elasticutor.sim.machines import HEADER_BYTES
 from elasticutor.sim.measures import Moved
-from elasticutor.sim.processes import Process, World, send_state
+from elasticutor.sim.processes import Process, Turns, World, send_state
 from elasticutor.sim.task_server import Job, TaskServer
 from elasticutor.sim.workload import IntArray
 
@@ -48,6 +49,7 @@ class ElasticHost(Process):
         """Tuples whose results have arrived."""
         self.occupied: Counter[NodeId] = Counter()
         """Cores on every node that its tasks are on, until their processes have ended."""
+        self._sink = Turns(self._cpus, world.machines.costs.sink)
         self._shard_keys = shard_keys
         self._tasks: dict[TaskId, TaskServer] = {}
         self._dirty: dict[ShardId, set[int]] = {}  # keys changed since the copy, of shards copied
@@ -70,12 +72,12 @@ class ElasticHost(Process):
         self.handle(event)
 
     def _note_result(self, parts: list[Part]) -> None:
-        recorder, now = self.world.recorder, self._loop.now
+        recorder, done = self.world.recorder, self._sink.take(self._free_at)
         for part in parts:
             births = part.batch.content.births
             if type(births) is not float:
                 births = births.take(part.rows)
-            recorder.times.append(now)
+            recorder.times.append(done)
             recorder.births.append(births)
             recorder.counts.append(part.count)
             self.processed += part.count
@@ -116,7 +118,7 @@ class ElasticHost(Process):
         task = self._tasks[order.task]
         chunk = (task, order, rows, work_s)
         if task.node == self.node:
-            self._begin(chunk, self._free_at + LOCAL_S)
+            self._begin(chunk, self._free_at)
         else:
             size = rows * self.world.tuple_bytes + HEADER_BYTES
             self._to_remote_task(task, size, self._begin_now, chunk)
@@ -126,11 +128,14 @@ class ElasticHost(Process):
 
     def _begin(self, chunk: tuple[TaskServer, do.Dispatch, int, float], arrival: float) -> None:
         task, order, rows, work_s = chunk
-        self._expect(task, task.begin(order, rows, work_s, arrival))
+        lost_s = task.lost_s
+        job = task.begin(order, rows, work_s, arrival)
+        self.world.cpus[task.node].work(work_s, job.taking_s - lost_s)
+        self._expect(task, job)
 
     def _expect(self, task: TaskServer, job: Job) -> None:
         """Answer when the chunk is done, unless a label lets that be at another time."""
-        self._loop.at(job.end + self._way_s(task), self._chunk_done, (task, job, job.end))
+        self._loop.at(job.end, self._chunk_done, (task, job, job.end))
 
     def _chunk_done(self, message: tuple[TaskServer, Job, float]) -> None:
         task, job, end = message
@@ -143,23 +148,22 @@ class ElasticHost(Process):
         self._to_task(order, self._write)
 
     def _write(self, task: TaskServer, order: do.WriteShard, arrival: float) -> None:
-        """Between two chunks; there is no state, so it takes no time."""
+        """Between two chunks; there is no state, so it takes no time but the message's."""
         written = ev.ShardWritten(order.task, order.move, 0)
-        self._loop.at(task.under_way(arrival) + self._way_s(task), self._answer, (task, written))
+        self._loop.at(task.between(arrival), self._answer, (task, written))
 
     def _send_label(self, order: do.SendLabel) -> None:
         self._to_task(order, self._interrupt)
 
     def _interrupt(self, task: TaskServer, order: do.SendLabel, arrival: float) -> None:
         hit = task.interrupt(order.shard, arrival)
-        when = hit.at + self._way_s(task)
         if hit.progressed is not None:
             job, rows = hit.progressed
             chunk = job.order
             progress = (chunk.task, chunk.attempt, chunk.chunk, rows, rows * job.row_s)
-            self._loop.at(when, self._answer, (task, ev.ChunkProgressed(*progress)))
+            self._loop.at(hit.at, self._answer, (task, ev.ChunkProgressed(*progress)))
         reached = ev.LabelReached(order.task, order.move, 0, hit.returned)
-        self._loop.at(when, self._answer, (task, reached))
+        self._loop.at(hit.at, self._answer, (task, reached))
         for job in hit.rescheduled:
             self._expect(task, job)
 
@@ -168,13 +172,13 @@ class ElasticHost(Process):
 
     def _reset(self, task: TaskServer, order: do.ResetTask, arrival: float) -> None:
         reset = ev.TaskReset(order.task, order.attempt)
-        self._loop.at(task.serve(arrival, 0.0) + self._way_s(task), self._answer, (task, reset))
+        self._loop.at(task.serve(arrival), self._answer, (task, reset))
 
     def _to_task(self, order: Any, action: Callable[[TaskServer, Any, float], None]) -> None:
         """Let a task do something when the order arrives, which is at the time that it is given."""
         task = self._tasks[order.task]
         if task.node == self.node:
-            action(task, order, self._free_at + LOCAL_S)
+            action(task, order, self._free_at)
         else:
             self._to_remote_task(task, HEADER_BYTES, self._at_task, (task, order, action))
 
@@ -187,10 +191,6 @@ class ElasticHost(Process):
     def _at_task(self, message: tuple[TaskServer, Any, Callable[..., None]]) -> None:
         task, order, action = message
         action(task, order, self._loop.now)
-
-    def _way_s(self, task: TaskServer) -> float:
-        """How long an answer is under way, besides the time on links."""
-        return LOCAL_S if task.node == self.node else 0.0
 
     def _answer(self, message: tuple[TaskServer, ev.Event]) -> None:
         task, answer = message
@@ -209,11 +209,15 @@ class ElasticHost(Process):
 
     def _started(self, order: do.StartTask) -> None:
         node = self.world.number[order.node]
-        self._tasks[order.task] = TaskServer(node)
+        task = TaskServer(node, self.world.machines.costs.task)
+        self.world.cpus[node].join(task)
+        self._tasks[order.task] = task
         self._from_node(node, ev.TaskStarted(order.task))
 
     def _end_task(self, order: do.EndTask) -> None:
-        self._tasks.pop(order.task, None)
+        task = self._tasks.pop(order.task, None)
+        if task is not None:
+            self.world.cpus[task.node].leave(task)
         self._to_node(order.node, self._ended, order.node)
 
     def _ended(self, node: NodeId) -> None:

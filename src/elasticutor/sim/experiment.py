@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
 
 from elasticutor.core.config import LIVE, ExecutorConfig
 from elasticutor.core.paradigm import PARADIGMS, Paradigm
 from elasticutor.errors import BadValueError
 from elasticutor.sim.machines import Machines
 
+Spacing = Literal["poisson", "even"]
+"""How tuples fall due: at random, or one after the other at equal times, as a `Generator`'s do."""
+
 FEWEST_ROWS, MOST_ROWS = 4, 64
-"""Tuples that a message of a source should carry, where waiting for them is allowed."""
+"""Tuples that a message of a source should carry that sends whenever it may."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ class Experiment:
     """Of each shard."""
     rate: float = math.inf
     """Tuples per second in all; infinity: as many as are taken."""
+    arrivals: Spacing = "poisson"
+    """When they are due, if there is a rate."""
     seconds: float = 60.0
     warmup_s: float = 5.0
     """Before measuring starts."""
@@ -96,6 +102,8 @@ class Experiment:
     def __post_init__(self) -> None:
         if self.paradigm not in PARADIGMS:
             raise BadValueError("paradigm", f"be one of {', '.join(PARADIGMS)}", self.paradigm)
+        if self.arrivals not in get_args(Spacing):
+            raise BadValueError("arrivals", "be poisson or even", self.arrivals)
         for name in ("executors", "shards", "upstreams", "keys", "tuple_bytes"):
             _require_whole(name, getattr(self, name), least=1)
         for name in ("state_bytes", "seed"):

@@ -1,18 +1,19 @@
 """The machines of a simulated cluster: nodes with cores, and the links between them.
 
 Each node has one link out and one link in. A link sends one message at a time, in the order of
-asking; so whoever sends much delays whoever sends beside. Within a node messages take a moment and
-no bandwidth.
+asking; so whoever sends much delays whoever sends beside. Within a node a message is there as soon
+as it is sent: sockets are memory there, and what takes time is that its receiver has to wake up.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from elasticutor.core.ids import NodeId
 from elasticutor.errors import BadValueError
+from elasticutor.sim.costs import Costs
 from elasticutor.sim.loop import Action, Loop
 
 HEADER_BYTES = 200
@@ -20,9 +21,6 @@ HEADER_BYTES = 200
 
 SLICE_BYTES = 256 * 1024
 """State travels in pieces of this size, so that other messages get between them."""
-
-LOCAL_S = 50e-6
-"""From one process to another on the same node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +40,10 @@ class Machines:
     """Bytes per second of every link, each way."""
     latency_s: float = 100e-6
     """From node to node, besides the time on the links."""
-    message_s: float = 20e-6
-    """What a message costs the main process that takes it in; one after the other."""
+    costs: Costs = field(default_factory=Costs)
+    """What messages cost the processes that take them in; one after the other."""
+    shared_cpus: bool = False
+    """Whether these processes run on the cores of their node; otherwise they have CPUs besides."""
     startup_s: float = 0.030
     """From the order to start a task until its process is up."""
 
@@ -52,7 +52,7 @@ class Machines:
             count = getattr(self, name)
             if type(count) is not int or count < 1:
                 raise BadValueError(name, "be a whole number, at least 1", count)
-        for name in ("latency_s", "message_s", "startup_s"):
+        for name in ("latency_s", "startup_s"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise BadValueError(name, "be finite and at least 0", getattr(self, name))
         if not 0 < self.bandwidth < math.inf:
@@ -110,7 +110,7 @@ class Links:
         Messages between two nodes arrive in the order sent, and so they do within a node.
         """
         if source == destination:
-            self._loop.at(time + LOCAL_S, deliver, message)
+            self._loop.at(time, deliver, message)
             return time
         transfer_s = size * self._byte_s
         free = self._out_free[source]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
@@ -9,6 +10,8 @@ from typing import Any
 
 from elasticutor.core.ids import NodeId, Peer
 from elasticutor.core.parts import Part
+from elasticutor.sim.costs import Cost
+from elasticutor.sim.cpus import Cpus
 from elasticutor.sim.loop import Loop
 from elasticutor.sim.machines import HEADER_BYTES, SLICE_BYTES, Links, Machines
 from elasticutor.sim.measures import Recorder
@@ -50,6 +53,10 @@ class World:
         self.machines = machines
         self.loop = loop
         self.links = Links(loop, machines)
+        self.cpus = [
+            Cpus(loop, machines.cores, shared=machines.shared_cpus) for _ in machines.names
+        ]
+        """Of every node, by its number."""
         self.recorder = recorder
         self.work_s = work_s
         self.tuple_bytes = tuple_bytes
@@ -65,13 +72,16 @@ class World:
 
 
 class Process(ABC):
-    """A process that takes one message at a time; each costs it some time."""
+    """A process that takes one message at a time, at what that costs a main process."""
 
     def __init__(self, world: World, node: int) -> None:
         self.world = world
         self.node = node
         self._loop = world.loop
-        self._message_s = world.machines.message_s
+        self._cpus = world.cpus[node]
+        cost = world.machines.costs.main
+        self._message_s, self._asleep_s = cost.message_s, cost.asleep_s + cost.message_s
+        self._wake_s = cost.wake_s + cost.message_s
         self._inbox: deque[Any] = deque()
         self._free_at = world.loop.now
 
@@ -82,12 +92,14 @@ class Process(ABC):
             if len(self._inbox) == 1:
                 self._loop.at(self._free_at, self._next)
         else:
-            self._free_at = self._loop.now + self._message_s
+            self._free_at = self._loop.now + self._asleep_s
+            self._cpus.spend(self._wake_s)
             self.handle(message)
 
     def _next(self, _: None) -> None:
         message = self._inbox.popleft()
         self._free_at = self._loop.now + self._message_s
+        self._cpus.spend(self._message_s)
         self.handle(message)
         if self._inbox:
             self._loop.at(self._free_at, self._next)
@@ -99,6 +111,37 @@ class Process(ABC):
     def send(self, process: Process, message: Any, size: int = HEADER_BYTES) -> None:
         """Send to another process."""
         self.world.links.send(self._free_at, self.node, process.node, size, process.take, message)
+
+
+class Turns:
+    """The turns of a process that nothing depends on but when it is done with each message.
+
+    Example:
+        Two messages at once: the second finds the process at work.
+
+        >>> loop = Loop()
+        >>> turns = Turns(Cpus(loop, 1, shared=False), Cost(10e-6, wake_s=5e-6, delay_s=15e-6))
+        >>> [round(turns.take(0.0) * 1e6) for _ in range(2)], round(turns.take(1.0), 6)
+        ([30, 40], 1.00003)
+    """
+
+    __slots__ = ("_cost", "_cpus", "free_at")
+
+    def __init__(self, cpus: Cpus, cost: Cost) -> None:
+        self.free_at = -math.inf
+        self._cpus = cpus
+        self._cost = cost
+
+    def take(self, time: float) -> float:
+        """A message is there then; returns when it is done with."""
+        cost = self._cost
+        if time < self.free_at:
+            self._cpus.spend(cost.message_s)
+            self.free_at += cost.message_s
+        else:
+            self._cpus.spend(cost.wake_s + cost.message_s)
+            self.free_at = time + cost.delay_s + cost.wake_s + cost.message_s
+        return self.free_at
 
 
 def send_state(

@@ -81,7 +81,7 @@ class RcUpstream(Upstream):
             self._answer(self._route.pause(order))
         else:
             self._answer(self._route.update(order))
-        self._read()
+        self._go_on()
 
     def _answer(self, answer: rc.Event) -> None:
         world, size = self.world, HEADER_BYTES

@@ -46,7 +46,10 @@ class Report:
     """Whether sources had more than they could send."""
     latency_mean_ms: float
     latency_p50_ms: float
+    latency_p90_ms: float
     latency_p99_ms: float
+    cpu_beyond_ms: float
+    """CPU time that messages cost, per tuple: of sources, main processes, tasks and sinks."""
     reassignments: int
     """Shards that have moved."""
     core_moves: int
@@ -90,7 +93,9 @@ class Report:
             "saturated": self.saturated,
             "latency_mean_ms": round(self.latency_mean_ms, 3),
             "latency_p50_ms": round(self.latency_p50_ms, 3),
+            "latency_p90_ms": round(self.latency_p90_ms, 3),
             "latency_p99_ms": round(self.latency_p99_ms, 3),
+            "cpu_beyond_ms_per_tuple": round(self.cpu_beyond_ms, 4),
             "reassignments": self.reassignments,
             "core_moves": self.core_moves,
             "sync_ms_p50": round(self.sync_ms_p50, 3),
@@ -128,7 +133,9 @@ def report(cluster: SimulatedCluster) -> Report:
         or max(upstream.behind_s() for upstream in cluster.upstreams) > BEHIND_S,
         latency_mean_ms=recorder.latency.mean_s * 1e3,
         latency_p50_ms=recorder.latency.percentile_s(50) * 1e3,
+        latency_p90_ms=recorder.latency.percentile_s(90) * 1e3,
         latency_p99_ms=recorder.latency.percentile_s(99) * 1e3,
+        cpu_beyond_ms=_per(cluster.measured_path_s * 1e3, recorder.done),
         reassignments=sum(one.shards for one in moved),
         core_moves=recorder.core_moves,
         sync_ms_p50=_median(one.sync_s * 1e3 for one in moved),

@@ -11,6 +11,7 @@ import numpy as np
 from elasticutor.core import instructions as do
 from elasticutor.core.ids import ShardId
 from elasticutor.core.task_inbox import Work
+from elasticutor.sim.costs import Cost
 
 LOOK_S = 200e-6
 """How long a task works before it looks for a label (`elasticutor.process.operator_runner`)."""
@@ -19,15 +20,19 @@ LOOK_S = 200e-6
 class Job:
     """A chunk at a task."""
 
-    __slots__ = ("_work", "arrival", "end", "order", "row_s", "rows", "start")
+    __slots__ = ("_work", "arrival", "end", "order", "row_s", "rows", "start", "taking_s")
 
-    def __init__(self, order: do.Dispatch, rows: int, work_s: float, arrival: float) -> None:
+    def __init__(
+        self, order: do.Dispatch, rows: int, work_s: float, taking_s: float, arrival: float
+    ) -> None:
         self.order = order
         self.rows = rows
         self.row_s = work_s / rows
+        self.taking_s = taking_s
+        """What comes before the work: to read the chunk and to answer it, and what others took."""
         self.arrival = arrival
         self.start = self.end = arrival
-        """When what is left of it is begun and done."""
+        """When the work on what is left of it begins, and when that is done."""
         self._work: Work | None = None
 
     @property
@@ -51,7 +56,7 @@ class Interruption:
     """What comes of a label."""
 
     at: float
-    """When the tuples in hand are done."""
+    """When the tuples in hand are done, and the label is answered."""
     returned: int
     progressed: tuple[Job, int] | None
     """The chunk under way and how many of its tuples are done, if that has to be reported."""
@@ -60,18 +65,24 @@ class Interruption:
 
 
 class TaskServer:
-    """What a task has been given, and when it will be done with it."""
+    """What a task has been given, and when it will be done with it.
 
-    def __init__(self, node: int) -> None:
+    What a chunk costs its process comes before the work, though part of it is for the answer.
+    """
+
+    def __init__(self, node: int, cost: Cost) -> None:
         self.node = node
         self.free_at = -math.inf
+        self.lost_s = 0.0
+        """Time of its core that others have taken: the next chunk begins so much later."""
+        self._message_s = cost.message_s
+        self._delay_s, self._wake_s = cost.delay_s, cost.wake_s
         self._jobs: deque[Job] = deque()
         self._resumed_at = -math.inf
 
-    def serve(self, arrival: float, work_s: float) -> float:
-        """Work on what arrives then, behind all that came before; returns when it is done."""
-        free = self.free_at
-        self.free_at = end = (max(arrival, free)) + work_s
+    def serve(self, arrival: float) -> float:
+        """Answer what arrives then, behind all that came before; returns when it is done."""
+        self.free_at = end = self._awake(arrival) + self._message_s
         return end
 
     def begin(self, order: do.Dispatch, rows: int, work_s: float, arrival: float) -> Job:
@@ -79,20 +90,37 @@ class TaskServer:
         jobs = self._jobs
         while jobs and jobs[0].end <= arrival:
             jobs.popleft()
-        job = Job(order, rows, work_s, arrival)
-        job.start = max(arrival, self.free_at)
+        free = self.free_at
+        if free > arrival:
+            taking_s = self._message_s
+        else:
+            taking_s = self._message_s + self._wake_s
+            free = arrival + self._delay_s
+        if self.lost_s:
+            taking_s += self.lost_s
+            self.lost_s = 0.0
+        job = Job(order, rows, work_s, taking_s, arrival)
+        job.start = free + taking_s
         job.end = self.free_at = job.start + work_s
         jobs.append(job)
         return job
 
-    def under_way(self, arrival: float) -> float:
-        """When the chunk that it then works on is done; at once, if there is none."""
-        return next((job.end for job in self._jobs if job.start < arrival < job.end), arrival)
+    def _awake(self, arrival: float) -> float:
+        """When the process can take what arrives then."""
+        return max(arrival + self._delay_s + self._wake_s, self.free_at)
+
+    def between(self, arrival: float) -> float:
+        """When something that arrives then is answered between two chunks."""
+        under_way = (job.end for job in self._jobs if job.start < arrival < job.end)
+        return next(under_way, arrival) + self._message_s
 
     def interrupt(self, shard: ShardId, arrival: float) -> Interruption:
         """A label arrives then: give back what is not begun of the shard, between two tuples."""
+        asleep = self.free_at <= arrival
         self._jobs = jobs = deque(job for job in self._jobs if job.end > arrival)
         at, progressed = max(arrival, self._resumed_at), None
+        if asleep:
+            at += self._delay_s + self._wake_s
         if jobs and jobs[0].start < arrival:
             job = jobs[0]
             turn = max(1, int(LOOK_S / job.row_s))
@@ -101,29 +129,39 @@ class TaskServer:
                 at = job.end  # behind its answer
                 jobs.popleft()
             else:
-                at = job.start = job.start + done * job.row_s
+                at = job.start + done * job.row_s
                 job.work.begin(done)
+                job.taking_s = 0.0  # it was taken in
         # Two labels may come within one tuple; what the first had no need for, the second has.
         if jobs and len(jobs[0].work.left) and jobs[0].work.owes(shard):
             progressed = (jobs[0], jobs[0].work.report())
-        self._resumed_at = at
         returned = sum(job.work.leave_out(shard) for job in jobs)
-        return Interruption(at, returned, progressed, self._reschedule(at) if returned else [])
+        at += self._message_s
+        self._resumed_at = at
+        rescheduled = self._let_go(at) + self._reschedule(at)
+        return Interruption(at, returned, progressed, rescheduled)
+
+    def _let_go(self, at: float) -> list[Job]:
+        """Be done with chunks of which nothing is left; returns those that are answered then.
+
+        That is behind the label that has left nothing of them: the main process hears first of
+        what is returned, and then of what is done.
+        """
+        empty = [job for job in self._jobs if not len(job.work.left)]
+        if empty:
+            self._jobs = deque(job for job in self._jobs if len(job.work.left))
+        for job in empty:
+            # What was begun of it is done; of the others it has nothing to answer.
+            job.start = job.end = at if job.work.unreported else math.inf
+        return [job for job in empty if job.end == at]
 
     def _reschedule(self, free_at: float) -> list[Job]:
         changed = []
         for job in self._jobs:
-            start = max(job.arrival, free_at)
-            end = start + len(job.work.left) * job.row_s
-            answered = not len(job.work.left) and not job.work.unreported
-            if answered:
-                end = math.inf  # never: there is nothing to answer
-            else:
-                free_at = end
+            start = max(job.arrival, free_at) + job.taking_s
+            free_at = end = start + len(job.work.left) * job.row_s
             if end != job.end:
                 job.start, job.end = start, end
-                if not answered:
-                    changed.append(job)
-        self._jobs = deque(job for job in self._jobs if job.end < math.inf)
+                changed.append(job)
         self.free_at = free_at
         return changed

@@ -2,7 +2,8 @@
 
 They keep to their credits as the live source does: a source whose buffered tuples exceed its limit
 stops as a whole, whoever they are for. With a fixed rate tuples are due at their times, whether the
-source is stopped or not; without one, a source sends whenever it may.
+source is stopped or not: it looks when one is due, and at least `core.pacing`'s gap after its last
+packets. Without a rate, a source sends whenever it may.
 """
 
 from __future__ import annotations
@@ -22,28 +23,11 @@ from elasticutor.core.parts import ShardArray
 from elasticutor.core.seen import SourceSeen
 from elasticutor.sim.elastic_hosts import ElasticHost
 from elasticutor.sim.machines import HEADER_BYTES
-from elasticutor.sim.processes import Content, World
+from elasticutor.sim.processes import Content, Turns, World
 from elasticutor.sim.workload import Arrivals, FloatArray, IntArray, KeyStream
 
 ATTEMPT = Attempt(1)
-SHORTEST_TICK_S = 0.002
-LONGEST_TICK_S = 0.010
-"""No tuple waits longer for others to share its message."""
 _MOST_ROWS = 8192
-
-
-def tick_s(rate: float, message_rows: int, executors: int) -> float:
-    """How often a source of this rate sends, so that messages carry that many tuples.
-
-    Where even the longest wait brings less than a tuple for each executor, nothing is waited for.
-
-    Example:
-        >>> [tick_s(rate, 16, executors=32) for rate in (100_000.0, 5_000.0, 100.0)]
-        [0.00512, 0.01, 0.002]
-    """
-    if rate * LONGEST_TICK_S <= executors:
-        return SHORTEST_TICK_S
-    return min(LONGEST_TICK_S, max(SHORTEST_TICK_S, message_rows * executors / rate))
 
 
 class Routes(Protocol):
@@ -93,8 +77,8 @@ class Upstream:
         name: Its name, which executors know it by.
         node: The number of its node.
         flows: What it sends; all with arrivals, or one without.
-        message_rows: What a message should carry. As many tuples are the first credit, and as
-            many may wait for credit before it stops.
+        message_rows: What a message carries, on average, if it sends whenever it may. As many
+            tuples are the first credit, and as many may wait for credit before it stops.
         routes: Which executor and shard each key belongs to.
         hosts: The executors, in the order of their numbers.
     """
@@ -124,6 +108,9 @@ class Upstream:
         self._outputs = Outputs(peers, first=credit_bytes, limit=credit_bytes, returned=False)
         self._message_rows = message_rows
         self._meter = _Meter(world.loop.now)
+        self._cpus = world.cpus[node]
+        self._turns = Turns(self._cpus, world.machines.costs.source)
+        self._looks_again = False
         world.grants[name] = (node, self.credit)
 
     @property
@@ -151,20 +138,24 @@ class Upstream:
         """How long the oldest tuple that was not sent has been due."""
         if self.unlimited:
             return 0.0
-        first = min(flow.arrivals.next_s() for flow in self._flows if flow.arrivals)
-        return max(0.0, self.world.loop.now - first)
+        return max(0.0, self.world.loop.now - self._due_s())
+
+    def _due_s(self) -> float:
+        """When the next tuple is due, or the oldest that was not sent; infinity after the last."""
+        return min(flow.arrivals.next_s() for flow in self._flows if flow.arrivals)
 
     def start(self, delay_s: float) -> None:
         """Begin to send, a little later than others did."""
-        self.world.loop.at(self.world.loop.now + delay_s, self._tick)
+        self._looks_again = True
+        self.world.loop.at(self.world.loop.now + delay_s, self._look)
 
     def credit(self, grant: tuple[Peer, int]) -> None:
         """An executor takes more."""
         executor, total = grant
         self._outputs.credit(executor, total)
         self._flush(executor)
-        if self._meter.blocked and not self._stopped:
-            self._read()
+        if not (self._looks_again or self._stopped):
+            self._go_on()
 
     def seen(self) -> SourceSeen:
         """What it did since the last time."""
@@ -176,11 +167,21 @@ class Upstream:
         self._cut_before = list(self.cut)
         return SourceSeen("source", seconds, rows, share, self.behind_s(), self.rate, routed)
 
-    def _tick(self, _: None) -> None:
+    def _look(self, _: None) -> None:
+        self._looks_again = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Send what is due, and look again when there will be more to send."""
         self._read()
-        if not self.unlimited:
-            wait_s = tick_s(self.rate, self._message_rows, len(self._hosts))
-            self.world.loop.at(self.world.loop.now + wait_s, self._tick)
+        stopped = self._stopped
+        self._meter.note(stopped, self.world.loop.now)
+        if not (stopped or self._looks_again or self.unlimited):
+            due_s = self._due_s()
+            if due_s < math.inf:
+                self._looks_again = True
+                rested_s = self._turns.free_at + self._cpus.gap_s
+                self.world.loop.at(max(rested_s, due_s, self.world.loop.now), self._look)
 
     def _read(self) -> None:
         """Send what is due, as far as it may."""
@@ -244,8 +245,8 @@ class Upstream:
         for order in self._outputs.send(executor, ATTEMPT):
             assert isinstance(order, do.Emit)  # no epoch ends here
             size = order.size + HEADER_BYTES
-            now = world.loop.now
-            world.links.send(now, self.node, host.node, size, host.take, order.batch)
+            sent = self._turns.take(world.loop.now)
+            world.links.send(sent, self.node, host.node, size, host.take, order.batch)
 
     def _was_cut(self, executor: int, rows: int) -> None:
         """So many tuples are on their way to an executor, or wait for its credit."""

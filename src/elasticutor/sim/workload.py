@@ -129,7 +129,10 @@ class KeyStream:
 
 
 class Arrivals:
-    """Times at which tuples are due: a Poisson process of a fixed rate, from one time to another.
+    """Times at which tuples are due, from one time to another, at a fixed rate.
+
+    They are a Poisson process, or come evenly, as the tuples of a live `Generator` do; the first of
+    them is then somewhere in the first interval.
 
     Example:
         >>> arrivals = Arrivals(rate=1000.0, rng=np.random.default_rng(1))
@@ -140,13 +143,22 @@ class Arrivals:
     """
 
     def __init__(
-        self, rate: float, rng: np.random.Generator, *, start: float = 0.0, end: float = math.inf
+        self,
+        rate: float,
+        rng: np.random.Generator,
+        *,
+        start: float = 0.0,
+        end: float = math.inf,
+        even: bool = False,
     ) -> None:
         if not 0 < rate < math.inf:
             raise BadValueError("rate", "be finite and more than 0", rate)
         self._rng = rng
         self._rate = rate
         self._start = self._last = start
+        self._even = even
+        if even:
+            self._last -= rng.random() / rate
         self._end = end
         self._times: FloatArray = np.empty(0)
         self._used = 0
@@ -172,7 +184,10 @@ class Arrivals:
         return float(self._times[self._used]) if self._used < len(self._times) else math.inf
 
     def _more(self) -> None:
-        fresh = self._last + np.cumsum(self._rng.exponential(1.0 / self._rate, _BLOCK // 4))
+        if self._even:
+            fresh = self._last + np.arange(1, _BLOCK // 4 + 1) / self._rate
+        else:
+            fresh = self._last + np.cumsum(self._rng.exponential(1.0 / self._rate, _BLOCK // 4))
         self._last = float(fresh[-1])
         self._times = np.concatenate([self._times[self._used :], fresh[fresh < self._end]])
         self._used = 0
