@@ -14,7 +14,16 @@ from tests.process.sink_rig import Mail
 
 from elasticutor.bench.operators import COUNTS_AND_SUMS, CountAndSum, CountAndSumBatch
 from elasticutor.core import instructions as do
-from elasticutor.core.ids import Attempt, ChunkId, Epoch, NodeId, Peer, TaskId
+from elasticutor.core.ids import (
+    Attempt,
+    ChunkId,
+    Epoch,
+    MoveId,
+    NodeId,
+    Peer,
+    ShardId,
+    TaskId,
+)
 from elasticutor.operator import Operator
 from elasticutor.process.task import TaskProcess
 from elasticutor.runtime.specs import OperatorSpec, Route, Site, TaskSpec
@@ -31,10 +40,16 @@ SHARDS = [5, 2, 5]
 
 
 class QuietMail(Mail):
-    """Nobody sends anything while a chunk is under way."""
+    """Nobody sends anything while a chunk is under way, and all is sent at once."""
 
     def receive(self) -> Iterator[Any]:
         return iter(())
+
+    def gather(self) -> None:
+        pass
+
+    def send_gathered(self) -> None:
+        pass
 
 
 class TaskRig:
@@ -88,7 +103,7 @@ class TaskRig:
         self.take(Chunk(*ids, births, shards, Packet.of(batch, births).data))
 
     def answer(self) -> Any:
-        (((_, answer)),) = self.mail.sent
+        ((_, answer),) = self.mail.sent
         return answer
 
     def close(self) -> None:
@@ -174,3 +189,41 @@ def test_few_outputs_travel_as_rows_whatever_is_in_a_column_that_nobody_takes(
     (output,) = answer.outputs
     assert output.batch.open(pa.schema([("n", pa.int64())]))["n"].to_pylist() == [1, 10, 100]
     rig.close()
+
+
+def test_tuples_that_a_label_takes_back_are_left_out_of_a_chunk_of_rows(rig: TaskRig) -> None:
+    packed = [cast("bytes", ROW_FORMAT.pack(row)) for row in ROWS]
+    chunk = RowChunk(Attempt(1), Epoch(1), ChunkId(0), BORN_US, SHARDS, packed)
+    rig.process.take(chunk)
+    rig.process.take(do.SendLabel(TaskId(0), MoveId(4), ShardId(5)))
+    rig.process.work()
+    (_, reached), (_, answer) = rig.mail.sent
+    assert (reached.move, reached.returned) == (4, 2)
+    (output,) = answer.outputs
+    assert output.batch.born_us == [BORN_US[1]]
+    rows = [tuple(row.values()) for row in output.batch.open(COUNTS_AND_SUMS).to_pylist()]
+    assert rows == [(3, 1, 10)]
+
+
+def test_times_of_many_tuples_with_few_outputs_stay_an_array(tmp_path: Path) -> None:
+    class Silent(CountAndSum):
+        def process(self, key: Any, row: Any, state: Any) -> Any:
+            return None
+
+    rig = TaskRig(Silent(), tmp_path)
+    rows = 40
+    batch = pa.record_batch([range(rows), range(rows)], schema=SCHEMA)
+    births = born_at(np.zeros(rows, np.int64))
+    ids = Attempt(1), Epoch(1), ChunkId(0), rows
+    rig.take(Chunk(*ids, births, np.zeros(rows, np.int32), Packet.of(batch, births).data))
+    answer = rig.answer()
+    assert isinstance(answer, Result)
+    assert isinstance(answer.row_seconds, np.ndarray)
+    rig.close()
+
+
+def test_a_chunk_of_rows_for_an_operator_of_other_columns_is_dropped(rig: TaskRig) -> None:
+    rig.process._row_format = None
+    rig.take_rows(ROWS)
+    assert not rig.mail.sent
+    assert rig.mail.dropped
