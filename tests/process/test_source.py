@@ -49,6 +49,13 @@ def test_batches_for_a_small_window_are_not_enlarged(size: float, step: int) -> 
     assert batch_rows(size, step) == batch_rows(size, 0) <= 8192
 
 
+@given(row_bytes, st.integers(0, 2**40), st.integers(1, 10_000))
+def test_more_executors_never_mean_smaller_batches(size: float, step: int, executors: int) -> None:
+    rows = batch_rows(size, step, executors)
+    assert rows >= batch_rows(size, step)
+    assert rows == 1 or rows * size <= 8 * 1024 * 1024
+
+
 # Attempts and epochs ------------------------------------------------------------------------------
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -94,6 +101,7 @@ class SourceRig:
         source: Source | None = None,
         schema: pa.Schema = SCHEMA,
         columns: tuple[str, ...] | None = None,
+        executors: tuple[Peer, ...] = (COUNTS,),
     ) -> None:
         none = cast("Any", None)
         spec = SourceSpec(
@@ -103,7 +111,7 @@ class SourceRig:
             schema,
             0,
             1,
-            (Route("counts", ("n",), (COUNTS,), shards, columns),),
+            (Route("counts", ("n",), executors, shards, columns),),
             1 << 20,
             Tempo(),
             checkpointed,
@@ -169,6 +177,30 @@ def test_every_tuple_has_its_own_birth() -> None:
     rig.process.work()
     (tuples,) = rig.tuples()
     assert tuples.packet.births.tolist() == [[5_000_000, 1], [5_002_000, 1]]
+
+
+def test_a_source_gathers_what_a_reader_has_before_it_cuts_it_for_many_executors() -> None:
+    many = tuple(Peer(f"counts.{n}") for n in range(200))
+    pieces = [
+        pa.record_batch([pa.array(range(n, n + 500))], schema=SCHEMA) for n in range(0, 9000, 500)
+    ]
+
+    class Pieces(ClicksReader):
+        def poll(self, now: float, max_rows: int) -> Offer | None:
+            return Offer(pieces.pop(0), 5.0 + len(pieces) / 1e3) if pieces else None
+
+    rig = SourceRig(executors=many)
+    rig.start(1)
+    rig.process._reader = Pieces(0)
+    rig.read()
+    sent = rig.tuples()
+    assert len(sent) == len({who for who, message in rig.mail.sent if message in sent}) == 200
+    values = [n for one in sent for n in one.packet.open(SCHEMA)["n"].to_pylist()]
+    assert sorted(values) == list(range(9000))
+    births = sent[0].packet.births
+    assert births[:, 1].sum() == sent[0].packet.rows
+    assert len(births) > 1
+    assert births[:, 0].min() >= 5_000_000
 
 
 def test_columns_that_are_not_sent_count_for_how_much_is_read_at_once() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from elasticutor.core import instructions as do
 from elasticutor.core.coordinator import (
@@ -47,6 +49,10 @@ _BATCH_BYTES = 1280 * 1024
 """What one batch should have at most: small enough to be divided, large enough to be cheap."""
 _ENLARGED = 2
 """How many times that where credits say that the work is cheap."""
+_ROWS_EACH = 64
+"""Tuples that a batch has for each executor, where there are many: a packet of 8 costs as much."""
+_WIDE_BATCH_BYTES = 8 * 1024 * 1024
+"""What one batch should have at most for the sake of many executors."""
 
 
 def run_source(payload: bytes) -> None:
@@ -70,6 +76,8 @@ class SourceProcess(Actor):
         self._row_router = RowRouter.of(spec.routes, spec.schema)
         self._few_router = RowRouter.of_batches(spec.routes, spec.schema)  # of few, from a batch
         self._prunes = any(route.columns is not None for route in spec.routes)
+        self._width = max((len(route.peers) for route in spec.routes), default=1)
+        self._wide = _is_wide(self._width)
         self._writer = RowWriter(spec.schema)
         self._asks_for_rows = False  # of the reader
         self._outputs = Outputs([], first=0, limit=0, returned=False)
@@ -129,8 +137,11 @@ class SourceProcess(Actor):
                     self._send_rows(few)
                     self._send_at = time.monotonic() + self._gap_s
                     continue
-            rows = batch_rows(max(self._row_bytes, self._read_bytes), self._credit_step)
+            row_bytes = max(self._row_bytes, self._read_bytes)
+            rows = batch_rows(row_bytes, self._credit_step, self._width)
             offer = reader.poll(now, rows)
+            if self._wide and offer is not None:
+                offer = _followed(offer, reader, now, rows)
             if offer is None or not offer.batch.num_rows:
                 left_s = 0.0 if _ended(reader) else reader.wait_s(time.time())
                 return min(_IDLE_S, max(0.0, left_s))
@@ -291,24 +302,61 @@ class SourceProcess(Actor):
         self.finish()
 
 
-def batch_rows(row_bytes: float, credit_step: int) -> int:
-    """How many tuples to ask a reader for.
+def batch_rows(row_bytes: float, credit_step: int, executors: int = 1) -> int:
+    """Return how many tuples to ask a reader for.
 
-    Batches are larger where two of them fit into the window of whoever takes them; it moves on by
-    its quarters. The window of a dear operator is small: there, large batches would only wait.
+    Batches are larger where two of them fit into the window of their receiver; it moves on by its
+    quarters. The window of an expensive operator is small: there, large batches would only wait.
+    Batches are also larger where they are cut for many executors: a packet costs as much as some
+    tens of tuples.
 
     Args:
         row_bytes: Of one tuple, as measured.
         credit_step: By how much the last credit was above the one before, for all peers together.
+        executors: Of the operator that has the most of them.
 
     Example:
         >>> batch_rows(128.0, credit_step=16_000), batch_rows(128.0, credit_step=3_000_000)
         (8192, 16384)
         >>> batch_rows(1e9, credit_step=0)
         1
+        >>> batch_rows(128.0, credit_step=16_000, executors=1_000)
+        64000
     """
     times = _ENLARGED if 2 * credit_step >= _ENLARGED * _BATCH_BYTES else 1
-    return max(1, int(times * min(_MOST_ROWS, _BATCH_BYTES / row_bytes)))
+    rows = times * min(_MOST_ROWS, _BATCH_BYTES / row_bytes)
+    if _is_wide(executors):
+        rows = max(rows, min(executors * _ROWS_EACH, _WIDE_BATCH_BYTES / row_bytes))
+    return max(1, int(rows))
+
+
+def _is_wide(executors: int) -> bool:
+    """Return whether a batch of the usual size would have only few tuples for each executor."""
+    return executors * _ROWS_EACH > _MOST_ROWS
+
+
+def _followed(offer: Offer, reader: Reader, now: float, rows: int) -> Offer:
+    """Return an offer together with what the reader has besides, up to about so many tuples."""
+    offers, count = [offer], offer.batch.num_rows
+    while count < rows and not _ended(reader):
+        more = reader.poll(now, rows - count)
+        if more is None or not more.batch.num_rows:
+            break
+        offers.append(more)
+        count += more.batch.num_rows
+    if len(offers) == 1:
+        return offer
+    batch = pa.concat_batches([each.batch for each in offers])
+    due_us = None
+    if any(each.due_us is not None or each.born != offer.born for each in offers):
+        due_us = np.concatenate([_due_us(each) for each in offers])
+    return Offer(batch, offer.born, due_us)
+
+
+def _due_us(offer: Offer) -> npt.NDArray[np.int64]:
+    if offer.due_us is not None:
+        return offer.due_us
+    return np.full(offer.batch.num_rows, round(offer.born * 1e6), np.int64)
 
 
 def _ended(reader: Reader) -> bool:
