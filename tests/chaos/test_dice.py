@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from elasticutor.chaos.dice import MOMENTS, Dice
 from elasticutor.chaos.points import KINDS, POINTS
-from elasticutor.core import coordinator, events, instructions
+from elasticutor.core.protocol import coordinator, events, instructions
 from elasticutor.transport import messages
 
 BLOWS = 600

@@ -30,8 +30,8 @@ from elasticutor.chaos.topology import (
     Load,
     Tally,
 )
-from elasticutor.core.ids import Attempt, Epoch, ShardId
 from elasticutor.core.keys import executors_of, key_hashes, shards_of
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.state.checkpoint import Checkpoint, StateFile, StateForm, write_increment
 from elasticutor.state.codec import encode, encode_key
 from elasticutor.state.levels import Record

@@ -18,15 +18,24 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.executor import ElasticExecutor, Phase
-from elasticutor.core.ids import Attempt, ChunkId, Epoch, MoveId, NodeId, Peer, ShardId, TaskId
-from elasticutor.core.latency import LatencyHistogram
-from elasticutor.core.parts import MOST_SINGLES
-from elasticutor.core.task_inbox import Work
-from elasticutor.core.tasks import TaskStatus, TaskView
+from elasticutor.core.executor.batch import MOST_SINGLES
+from elasticutor.core.executor.config import ExecutorConfig
+from elasticutor.core.executor.executor import ElasticExecutor, Phase
+from elasticutor.core.executor.tasks import TaskStatus, TaskView
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import (
+    Attempt,
+    ChunkId,
+    Epoch,
+    MoveId,
+    NodeId,
+    Peer,
+    ShardId,
+    TaskId,
+)
+from elasticutor.core.protocol.task_inbox import Work
 from elasticutor.errors import OutOfOrderError, StaleAttemptError
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.metrics import ExecutorMetrics
-from elasticutor.core.scheduler import LOOK_S, Plan, Scheduler
-from elasticutor.core.seen import ExecutorSeen, SourceSeen, TopologySeen
+from elasticutor.core.measure.measurements import ExecutorSeen, SourceSeen, TopologySeen
+from elasticutor.core.measure.metrics import ExecutorMetrics
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.scheduler import LOOK_S, Plan, Scheduler
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 SHARDS = 64

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from elasticutor.core.allocation import EVENLY, FULL, Allocation, Demand, Job, allocate
-from elasticutor.core.ids import Peer
-from elasticutor.core.queueing import Variation, network_sojourn_s, sojourn_s
+from elasticutor.core.protocol.ids import Peer
+from elasticutor.core.scheduler.allocation import EVENLY, FULL, Allocation, Demand, Job, allocate
+from elasticutor.core.scheduler.queueing import Variation, network_sojourn_s, sojourn_s
 from elasticutor.errors import BadValueError
 
 NEVER = 1e-6

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elasticutor.bench.assignment import against_optimum, least_cost_bytes, random_case
-from elasticutor.core import assignment
-from elasticutor.core.assignment import (
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler import assignment
+from elasticutor.core.scheduler.assignment import (
     DEFAULT_PHI,
     Assignment,
     Holding,
@@ -26,7 +27,6 @@ from elasticutor.core.assignment import (
     deallocation_cost_bytes,
     migration_cost_bytes,
 )
-from elasticutor.core.ids import NodeId, Peer
 from elasticutor.errors import BadValueError
 
 Cores = Mapping[NodeId, int]

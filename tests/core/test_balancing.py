@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticutor.core.balancing import (
+from elasticutor.core.executor.balancing import (
     ShardReassignment,
     ShardReassignmentPlan,
     imbalance,
     plan_reassignments,
 )
-from elasticutor.core.ids import NodeId, ShardId, TaskId
+from elasticutor.core.protocol.ids import NodeId, ShardId, TaskId
 from elasticutor.errors import BadValueError, UnknownShardError, UnknownTaskError
 
 Owners = list[TaskId | None]

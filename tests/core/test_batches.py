@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from elasticutor.core import batches as ba
-from elasticutor.core.batches import Batches, BatchOrder, BatchPhase, Ingress
-from elasticutor.core.coordinator import WriteManifest
-from elasticutor.core.ids import Attempt, Epoch, Peer
+from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol.batches import Batches, BatchOrder, BatchPhase, Ingress
+from elasticutor.core.protocol.coordinator import WriteManifest
+from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.errors import BadValueError, OutOfOrderError, StaleAttemptError
 
 EXECUTORS = ("x/0", "x/1")

@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from elasticutor.core import batches as ba
-from elasticutor.core.batches import Batches, Ingress
-from elasticutor.core.coordinator import WriteManifest
-from elasticutor.core.ids import Attempt, Epoch, Peer
+from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol.batches import Batches, Ingress
+from elasticutor.core.protocol.coordinator import WriteManifest
+from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.errors import StaleAttemptError
 
 EXECUTORS = (Peer("x/0"), Peer("x/1"))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.errors import BadValueError
 
 COUNTS = (

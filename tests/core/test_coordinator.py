@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticutor.core.coordinator import (
+from elasticutor.core.protocol.coordinator import (
     BeginAttempt,
     CommitEpoch,
     Coordinator,
@@ -23,7 +23,7 @@ from elasticutor.core.coordinator import (
     StartSource,
     WriteManifest,
 )
-from elasticutor.core.ids import Attempt, Epoch, Peer
+from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.errors import BadValueError, ElasticutorError, OutOfOrderError, StaleAttemptError
 
 CLICKS, VIEWS, COUNT, JOIN, TABLE = map(Peer, ("clicks", "views", "count", "join", "table"))

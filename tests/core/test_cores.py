@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.cores import core_changes
-from elasticutor.core.events import CoreGranted, CoreTaken
-from elasticutor.core.ids import NodeId, TaskId
+from elasticutor.core.executor.cores import core_changes
+from elasticutor.core.protocol.events import CoreGranted, CoreTaken
+from elasticutor.core.protocol.ids import NodeId, TaskId
 from elasticutor.errors import BadValueError, LastCoreError
 
 NODES = [NodeId("a"), NodeId("b"), NodeId("c")]

@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.dealing import CoresInUse, Dealing
-from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.plan_execution import CoresInUse, Dealing
 
 A, B = Peer("a"), Peer("b")
 N, M = NodeId("n"), NodeId("m")

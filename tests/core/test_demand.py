@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.scheduler_rig import SERVICE_RATE, SHARDS, executor, measured, source, topology
 
-from elasticutor.core.demand import HORIZON_S, Load, job_of, loads_of, offered_rate
-from elasticutor.core.ids import Peer
-from elasticutor.core.seen import SourceSeen
+from elasticutor.core.measure.measurements import SourceSeen
+from elasticutor.core.protocol.ids import Peer
+from elasticutor.core.scheduler.demand import HORIZON_S, Load, job_of, loads_of, offered_rate
 from elasticutor.errors import BadValueError
 
 E, F = Peer("e"), Peer("f")

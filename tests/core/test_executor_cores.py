@@ -16,11 +16,11 @@ from tests.core.executor_rig import (
     of,
 )
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.ids import Epoch, ShardId, TaskId
-from elasticutor.core.tasks import TaskStatus
+from elasticutor.core.executor.config import ExecutorConfig
+from elasticutor.core.executor.tasks import TaskStatus
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Epoch, ShardId, TaskId
 
 
 def placed() -> Rig:

@@ -23,11 +23,11 @@ from tests.core.executor_rig import (
     rows_of,
 )
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.executor import Phase
-from elasticutor.core.ids import Epoch, ShardId
+from elasticutor.core.executor.config import ExecutorConfig
+from elasticutor.core.executor.executor import Phase
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Epoch, ShardId
 
 SMALL = ExecutorConfig(shards=4, first_chunk_rows=2, min_credit_bytes=100, max_credit_bytes=100)
 

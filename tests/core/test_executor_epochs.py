@@ -17,11 +17,11 @@ from tests.core.executor_rig import (
     of,
 )
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.executor import Phase
-from elasticutor.core.ids import Attempt, Epoch
+from elasticutor.core.executor.config import ExecutorConfig
+from elasticutor.core.executor.executor import Phase
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Attempt, Epoch
 
 ONE = Attempt(1)
 

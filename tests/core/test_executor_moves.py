@@ -23,11 +23,11 @@ from tests.core.executor_rig import (
     rows_of,
 )
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.ids import Epoch, NodeId, Peer, ShardId
-from elasticutor.core.moves import MovePhase
+from elasticutor.core.executor.config import ExecutorConfig
+from elasticutor.core.executor.moves import MovePhase
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Epoch, NodeId, Peer, ShardId
 from elasticutor.errors import OutOfOrderError
 
 WINDOW_OF_TWO = ExecutorConfig(

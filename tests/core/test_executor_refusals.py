@@ -25,12 +25,21 @@ from tests.core.executor_rig import (
     snapshot,
 )
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.ids import Attempt, ChunkId, Epoch, MoveId, NodeId, Peer, ShardId, TaskId
-from elasticutor.core.load import RowSeconds
-from elasticutor.core.moves import MovePhase
+from elasticutor.core.executor.config import ExecutorConfig
+from elasticutor.core.executor.moves import MovePhase
+from elasticutor.core.measure.load import RowSeconds
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import (
+    Attempt,
+    ChunkId,
+    Epoch,
+    MoveId,
+    NodeId,
+    Peer,
+    ShardId,
+    TaskId,
+)
 from elasticutor.errors import (
     BadValueError,
     CreditExceededError,

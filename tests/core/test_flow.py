@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.events import Output
-from elasticutor.core.flow import InputCredits, Outputs
-from elasticutor.core.ids import Attempt, Epoch, Peer
-from elasticutor.core.instructions import Emit, EmitMarker, GrantCredit
+from elasticutor.core.executor.flow import InputCredits, Outputs
+from elasticutor.core.protocol.events import Output
+from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
+from elasticutor.core.protocol.instructions import Emit, EmitMarker, GrantCredit
 from elasticutor.errors import CreditExceededError, OutOfOrderError, UnknownPeerError
 
 U, V = Peer("u"), Peer("v")

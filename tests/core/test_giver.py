@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from elasticutor.core import repartition as rc
-from elasticutor.core.giver import Drain, Release
-from elasticutor.core.ids import MoveId, Peer, ShardId, TaskId
+from elasticutor.core.protocol import repartition as rc
+from elasticutor.core.protocol.giver import Drain, Release
+from elasticutor.core.protocol.ids import MoveId, Peer, ShardId, TaskId
 from elasticutor.errors import OutOfOrderError
 
 GIVER = Peer("x.0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.introductions import Introductions
+from elasticutor.core.run.introductions import Introductions
 
 GROUPS = (
     (("s.0", "s.1"), ("a.0", "a.1", "a.2")),

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.ids import Attempt, Epoch, MoveId, NodeId, ShardId, TaskId
-from elasticutor.core.keeper import (
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Attempt, Epoch, MoveId, NodeId, ShardId, TaskId
+from elasticutor.core.protocol.keeper import (
     CopyOn,
     DropOn,
     Errand,

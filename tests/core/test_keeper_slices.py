@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.core.test_keeper import A2, E1, E2, M1, NORTH, S0, S1, keeper, roll_back, write
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.ids import Epoch
-from elasticutor.core.keeper import DropOn, FoldOn, Keeper, ReadShard
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Epoch
+from elasticutor.core.protocol.keeper import DropOn, FoldOn, Keeper, ReadShard
 
 
 def test_a_commit_counts_at_once_and_is_folded_slice_by_slice() -> None:

@@ -6,7 +6,7 @@ from hdrh.histogram import HdrHistogram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticutor.core.latency import LEAST_S, MOST_S, LatencyHistogram
+from elasticutor.core.measure.latency import LEAST_S, MOST_S, LatencyHistogram
 from elasticutor.errors import BadValueError
 
 latencies_s = st.floats(LEAST_S, MOST_S)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.load import ShardLoads, tally
+from elasticutor.core.measure.load import ShardLoads, tally
 from elasticutor.errors import BadValueError, UnknownShardError
 
 SHARDS = 4

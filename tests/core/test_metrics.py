@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticutor.core.ids import ShardId
-from elasticutor.core.latency import LatencyHistogram
-from elasticutor.core.metrics import ExecutorMetrics, Meter
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.measure.metrics import ExecutorMetrics, Meter
+from elasticutor.core.protocol.ids import ShardId
 from elasticutor.errors import BadValueError, UnknownShardError
 
 SHARDS = 3

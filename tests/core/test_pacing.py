@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.pacing import (
+from elasticutor.core.measure.pacing import (
     LEAST_GAP_S,
     MOST_GAP_S,
     MOST_REPORTS_S,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elasticutor.core.patience import Patience
+from elasticutor.core.run.restart_policy import Patience
 from elasticutor.errors import BadValueError
 
 

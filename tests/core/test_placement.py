@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.placement import Placement, make_up, place, rehouse
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.placement import Placement, make_up, place, rehouse
 from elasticutor.errors import BadValueError
 
 wants = st.lists(st.integers(1, 6), max_size=8).map(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticutor.core.queueing import (
+from elasticutor.core.scheduler.queueing import (
     Variation,
     erlang_b,
     erlang_c,

@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from elasticutor.core.ids import Peer, ShardId
-from elasticutor.core.parts import Part, ShardArray
-from elasticutor.core.receiver import Receiver
+from elasticutor.core.executor.batch import Part, ShardArray
+from elasticutor.core.executor.receiver import Receiver
+from elasticutor.core.protocol.ids import Peer, ShardId
 
 SHARDS = 4
 U, V, W = Peer("u"), Peer("v"), Peer("w")

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core import repartition as rc
-from elasticutor.core.giver import Drain, Release
-from elasticutor.core.ids import MoveId, NodeId, Peer, ShardId, TaskId
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol import repartition as rc
+from elasticutor.core.protocol.giver import Drain, Release
+from elasticutor.core.protocol.ids import MoveId, NodeId, Peer, ShardId, TaskId
 from elasticutor.errors import BadValueError, OutOfOrderError, UnknownShardError
 
 MOVES = (do.OpenShard, do.CopyShard, do.DropShard)

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from elasticutor.core.ids import Attempt, Epoch, NodeId, ShardId, TaskId
-from elasticutor.core.instructions import Instruction, ResetTask, RollBackStore
-from elasticutor.core.rollback import Rollback
+from elasticutor.core.executor.rollback import Rollback
+from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, ShardId, TaskId
+from elasticutor.core.protocol.instructions import Instruction, ResetTask, RollBackStore
 from elasticutor.errors import OutOfOrderError
 
 NORTH, SOUTH = NodeId("north"), NodeId("south")

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.ids import ShardId, TaskId
-from elasticutor.core.routing import RoutingTable
+from elasticutor.core.executor.routing import RoutingTable
+from elasticutor.core.protocol.ids import ShardId, TaskId
 from elasticutor.errors import BadValueError, UnknownShardError
 
 SHARDS = 5

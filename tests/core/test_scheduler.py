@@ -25,9 +25,9 @@ from tests.core.scheduler_rig import (
     topology,
 )
 
-from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.scheduler import LOOK_S, Plan, Scheduler, SchedulerConfig
-from elasticutor.core.seen import ExecutorSeen, TopologySeen
+from elasticutor.core.measure.measurements import ExecutorSeen, TopologySeen
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.scheduler import LOOK_S, Plan, Scheduler, SchedulerConfig
 from elasticutor.errors import BadValueError
 
 E, F = Peer("e"), Peer("f")

@@ -3,11 +3,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.ids import Attempt, ChunkId, Epoch, MoveId, ShardId, TaskId
-from elasticutor.core.task import Task
-from elasticutor.core.task_inbox import SingleWork, TaskInbox, Work
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Attempt, ChunkId, Epoch, MoveId, ShardId, TaskId
+from elasticutor.core.protocol.task import Task
+from elasticutor.core.protocol.task_inbox import SingleWork, TaskInbox, Work
 from elasticutor.errors import OutOfOrderError, StaleAttemptError
 from elasticutor.state.backend import MemoryBackend
 from elasticutor.state.cache import Codec, StateCache

@@ -3,10 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.ids import ChunkId, NodeId, Peer, ShardId, TaskId
-from elasticutor.core.parts import Batch, Part
-from elasticutor.core.tasks import TaskStatus, TaskView
+from elasticutor.core.executor.batch import Batch, Part
+from elasticutor.core.executor.config import ExecutorConfig
+from elasticutor.core.executor.tasks import TaskStatus, TaskView
+from elasticutor.core.protocol.ids import ChunkId, NodeId, Peer, ShardId, TaskId
 
 CONFIG = ExecutorConfig(
     window_s=0.004, chunk_s=0.002, min_chunks=2, first_chunk_rows=16, max_chunk_rows=1000

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.ids import Peer, TaskId
-from elasticutor.core.parts import Batch, Part
-from elasticutor.core.work import WorkDone, WorkLog, require_times
+from elasticutor.core.executor.batch import Batch, Part
+from elasticutor.core.measure.work import WorkDone, WorkLog, require_times
+from elasticutor.core.protocol.ids import Peer, TaskId
 from elasticutor.errors import BadValueError
 
 SHARDS = 4

@@ -13,13 +13,13 @@ from typing import Any, cast
 import cloudpickle
 import pyarrow as pa
 
-from elasticutor.core.coordinator import (
+from elasticutor.core.protocol.coordinator import (
     BeginAttempt,
     CommitEpoch,
     ParticipantPrepared,
     ParticipantReady,
 )
-from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer
+from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
 from elasticutor.process.sink import SinkProcess
 from elasticutor.runtime.specs import SinkSpec, Site, Tempo
 from elasticutor.sinks import Sink

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError
 from elasticutor.operator import BatchState
 from elasticutor.process.chunk_state import ChunkState, groups_of

@@ -9,9 +9,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core import instructions as do
-from elasticutor.core.ids import Attempt, ChunkId, Epoch, Peer, TaskId
-from elasticutor.core.parts import Batch, Part
+from elasticutor.core.executor.batch import Batch, Part
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Attempt, ChunkId, Epoch, Peer, TaskId
 from elasticutor.process.chunks import Chunks
 from elasticutor.transport.codec import Chunk, RowChunk
 from elasticutor.transport.packets import Packet, born_at, open_batch

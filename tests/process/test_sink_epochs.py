@@ -21,13 +21,13 @@ from tests.process.sink_rig import (
     live,
 )
 
-from elasticutor.core.coordinator import (
+from elasticutor.core.protocol.coordinator import (
     BeginAttempt,
     CommitEpoch,
     ParticipantPrepared,
     ParticipantReady,
 )
-from elasticutor.core.ids import Attempt, Epoch
+from elasticutor.core.protocol.ids import Attempt, Epoch
 from elasticutor.sinks import EpochMemory, EpochWriter, MemorySink, NoSink, Sink, SinkError, Writer
 from elasticutor.transport import messages as say
 from elasticutor.transport.codec import Credit

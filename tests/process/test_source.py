@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.process.sink_rig import Mail
 
-from elasticutor.core.coordinator import (
+from elasticutor.core.protocol.coordinator import (
     CommitEpoch,
     EndEpoch,
     ParticipantPrepared,
     StartSource,
 )
-from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer
-from elasticutor.core.repartition import PauseUpstream
+from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
+from elasticutor.core.protocol.repartition import PauseUpstream
 from elasticutor.process.rows import MisfitError
 from elasticutor.process.source import SourceProcess, batch_rows
 from elasticutor.runtime.specs import Route, Site, SourceSpec, Tempo

@@ -13,8 +13,8 @@ import pytest
 from tests.process.sink_rig import Mail
 
 from elasticutor.bench.operators import COUNTS_AND_SUMS, CountAndSum, CountAndSumBatch
-from elasticutor.core import instructions as do
-from elasticutor.core.ids import (
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import (
     Attempt,
     ChunkId,
     Epoch,

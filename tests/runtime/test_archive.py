@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from elasticutor.core.ids import Attempt, Epoch, MoveId, NodeId, ShardId
-from elasticutor.core.keeper import ReadShard
+from elasticutor.core.protocol.ids import Attempt, Epoch, MoveId, NodeId, ShardId
+from elasticutor.core.protocol.keeper import ReadShard
 from elasticutor.runtime.archive import Archive
 from elasticutor.runtime.specs import Keeping
 from elasticutor.state.checkpoint import (

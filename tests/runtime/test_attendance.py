@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from elasticutor.bench.operators import CountAndSum
-from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.placement import Placement
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.placement import Placement
 from elasticutor.runtime.attendance import Attendance
 from elasticutor.runtime.blueprint import Blueprint, in_paradigm
 from elasticutor.runtime.specs import Tempo

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 from tests.runtime.live import PATIENCE_S, Chain, Link, link, wait_until
 
-from elasticutor.core.batches import Ingress
-from elasticutor.core.ids import Epoch
+from elasticutor.core.protocol.batches import Ingress
+from elasticutor.core.protocol.ids import Epoch
 from elasticutor.errors import ElasticutorError
 from elasticutor.operator import Operator, OperatorError, State
 from elasticutor.runtime import ingress

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from elasticutor.core.ids import NodeId, Peer, TaskId
-from elasticutor.core.latency import LatencyHistogram
-from elasticutor.core.metrics import ExecutorMetrics, Meter
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.measure.metrics import ExecutorMetrics, Meter
+from elasticutor.core.protocol.ids import NodeId, Peer, TaskId
 from elasticutor.runtime import ledger as module
 from elasticutor.runtime.ledger import Ledger
 from elasticutor.transport import messages as say

@@ -32,7 +32,7 @@ from tests.runtime.live import (
     wait_until_gone,
 )
 
-from elasticutor.core.ids import TaskId
+from elasticutor.core.protocol.ids import TaskId
 from elasticutor.errors import ElasticutorError, StateFullError
 from elasticutor.operator import Context, Operator, OperatorError, State
 from elasticutor.runtime.hub import ClusterError

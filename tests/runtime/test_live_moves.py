@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 from tests.runtime.live import PATIENCE_S, Chain, by_key, folded, wait_until
 
-from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.ids import TaskId
+from elasticutor.core.executor.config import ExecutorConfig
+from elasticutor.core.protocol.ids import TaskId
 from elasticutor.errors import BadValueError, LastCoreError
 from elasticutor.operator import Context, Operator, State
 from elasticutor.runtime.process_cluster import ProcessCluster

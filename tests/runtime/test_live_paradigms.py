@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from tests.runtime.live import Chain, by_key, folded, started, wait_until
 
-from elasticutor.core.ids import ShardId
 from elasticutor.core.paradigm import Paradigm
+from elasticutor.core.protocol.ids import ShardId
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.blueprint import in_paradigm
 from elasticutor.runtime.process_cluster import ProcessCluster

@@ -6,9 +6,9 @@ import pytest
 from tests.runtime.live import started, wait_until
 
 from elasticutor.bench.work import Emulate
-from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.scheduler import Plan
-from elasticutor.core.seen import TopologySeen
+from elasticutor.core.measure.measurements import TopologySeen
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.scheduler import Plan
 from elasticutor.runtime import scheduling
 from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.runtime.run import Run

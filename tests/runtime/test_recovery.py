@@ -28,7 +28,7 @@ from tests.runtime.live import (
     wait_until,
 )
 
-from elasticutor.core.ids import Peer
+from elasticutor.core.protocol.ids import Peer
 from elasticutor.errors import BadValueError, LastCoreError
 from elasticutor.operator import Operator, OperatorError, State
 from elasticutor.runtime.phases import RunError

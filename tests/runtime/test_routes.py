@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticutor.core.events import Output
-from elasticutor.core.ids import Peer
 from elasticutor.core.keys import executors_of, key_hashes
+from elasticutor.core.protocol.events import Output
+from elasticutor.core.protocol.ids import Peer
 from elasticutor.process.rows import rows_of
 from elasticutor.runtime.routes import Router, RowRouter, greetings
 from elasticutor.runtime.specs import Route

@@ -274,7 +274,9 @@ def test_a_process_knows_what_was_loaded_and_has_clean_signals(
     zygote: Zygote, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
-    modules = b"numpy pyarrow pandas zmq lmdb cloudpickle elasticutor.core.executor pyspark"
+    modules = (
+        b"numpy pyarrow pandas zmq lmdb cloudpickle elasticutor.core.executor.executor pyspark"
+    )
     ended = end_of(zygote, Fork("a", "zygote_targets:look_around", modules, log=str(log)))
     assert ended.said == ""
     assert log.read_text() == (

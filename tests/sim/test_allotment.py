@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.scheduler import Plan, Scheduler, SchedulerConfig
-from elasticutor.core.seen import TopologySeen
+from elasticutor.core.measure.measurements import TopologySeen
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.scheduler import Plan, Scheduler, SchedulerConfig
 from elasticutor.sim.allotment import Allotment
 from elasticutor.sim.cluster import SimulatedCluster
 from elasticutor.sim.experiment import Experiment, Surge

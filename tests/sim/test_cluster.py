@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elasticutor.core import events as ev
-from elasticutor.core.ids import Peer
-from elasticutor.core.pacing import LEAST_GAP_S, MOST_GAP_S
+from elasticutor.core.executor.batch import Part
+from elasticutor.core.measure.pacing import LEAST_GAP_S, MOST_GAP_S
 from elasticutor.core.paradigm import PARADIGMS, Paradigm
-from elasticutor.core.parts import Part
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol.ids import Peer
 from elasticutor.sim.cluster import SimulatedCluster
 from elasticutor.sim.costs import Cost, Costs
 from elasticutor.sim.experiment import Experiment

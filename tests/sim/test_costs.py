@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core import instructions as do
-from elasticutor.core.ids import Attempt, ChunkId, Epoch, TaskId
-from elasticutor.core.pacing import LEAST_GAP_S, MOST_GAP_S, PACE_S, USUAL_GAP_S
+from elasticutor.core.measure.pacing import LEAST_GAP_S, MOST_GAP_S, PACE_S, USUAL_GAP_S
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Attempt, ChunkId, Epoch, TaskId
 from elasticutor.errors import BadValueError
 from elasticutor.sim.costs import Cost, Costs
 from elasticutor.sim.cpus import Cpus

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core import instructions as do
-from elasticutor.core.ids import Attempt, ChunkId, Epoch, NodeId, Peer, ShardId, TaskId
-from elasticutor.core.parts import Batch, Part
-from elasticutor.core.tasks import TaskView
+from elasticutor.core.executor.batch import Batch, Part
+from elasticutor.core.executor.tasks import TaskView
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Attempt, ChunkId, Epoch, NodeId, Peer, ShardId, TaskId
 from elasticutor.sim.costs import Cost
 from elasticutor.sim.loop import Loop
 from elasticutor.sim.task_server import Interruption, Job, TaskServer

@@ -21,8 +21,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.spark.rig import Count
 
 from elasticutor import elastic, read_state
-from elasticutor.core import batches as ba
-from elasticutor.core.coordinator import WriteManifest
+from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol.coordinator import WriteManifest
 from elasticutor.runtime.batch_driver import BatchDriver
 from elasticutor.runtime.cluster import BaseCluster
 from elasticutor.transport import messages as say

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tests.state.checkpoint.rig import Job, contents, form, opened, places, some_epochs
 
 from elasticutor import read_state
-from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError
 from elasticutor.state.checkpoint import (
     DamagedError,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.ids import ShardId
+from elasticutor.core.protocol.ids import ShardId
 from elasticutor.state.backend import MISSING, Backend, MemoryBackend, Value
 from elasticutor.state.lmdb_backend import LmdbBackend
 

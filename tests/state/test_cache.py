@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import OutOfOrderError, StaleAttemptError
 from elasticutor.state.backend import MemoryBackend, Value
 from elasticutor.state.cache import Codec, StateCache

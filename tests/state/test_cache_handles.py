@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError
 from elasticutor.state.backend import MemoryBackend
 from elasticutor.state.cache import Codec, KeyState, KeyStates, StateCache

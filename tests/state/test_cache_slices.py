@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.state.test_cache import A1, E1, S0, S1, CountingStore
 
-from elasticutor.core.ids import ShardId
+from elasticutor.core.protocol.ids import ShardId
 from elasticutor.state.cache import Codec, StateCache
 
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError, UnsupportedKeyError
 from elasticutor.state.backend import MemoryBackend
 from elasticutor.state.cache import StateCache

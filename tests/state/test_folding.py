@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.state.backend import MemoryBackend, Value
 from elasticutor.state.levels import START, Cursor, Levels, Record, Records
 from elasticutor.state.lmdb_backend import LmdbBackend

@@ -17,7 +17,7 @@ from typing import Any
 import lmdb
 import pytest
 
-from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import (
     BadValueError,
     OutOfOrderError,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.state.backend import MemoryBackend
 from elasticutor.state.cache import KeyArray, StateCache
 from elasticutor.state.codec import CODEC

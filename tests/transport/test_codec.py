@@ -29,14 +29,14 @@ import zmq
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from elasticutor.core import coordinator as co
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.events import Output
-from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, TaskId
-from elasticutor.core.keeper import SendSlice
-from elasticutor.core.latency import LatencyHistogram
-from elasticutor.core.metrics import ExecutorMetrics, Meter
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.measure.metrics import ExecutorMetrics, Meter
+from elasticutor.core.protocol import coordinator as co
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.events import Output
+from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, TaskId
+from elasticutor.core.protocol.keeper import SendSlice
 from elasticutor.runtime import journal
 from elasticutor.state.levels import Record
 from elasticutor.transport import control
@@ -464,8 +464,8 @@ BEAT = named("elasticutor.transport.messages", "Beat")
         ("elasticutor.transport.messages", "dataclass"),
         ("elasticutor.transport.messages", "Endpoint"),
         ("elasticutor.transport.messages", "Beat.__class__"),
-        ("elasticutor.core.coordinator", "Coordinator"),
-        ("elasticutor.core.metrics", "partial"),
+        ("elasticutor.core.protocol.coordinator", "Coordinator"),
+        ("elasticutor.core.measure.metrics", "partial"),
         ("numpy", "ndarray"),
         ("numpy", "dtype"),
     ],
@@ -512,7 +512,7 @@ def test_a_class_cannot_be_changed() -> None:
 
 def prepared(note: bytes) -> bytes:
     """A message with a pickled value of the attacker's choice inside."""
-    kind = named("elasticutor.core.coordinator", "ParticipantPrepared")
+    kind = named("elasticutor.core.protocol.coordinator", "ParticipantPrepared")
     return b"\x80\x05" + kind + b"(\x8c\x01aK\x01K\x01" + note + b"tR."
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from elasticutor.core.ids import NodeId, Peer, TaskId
-from elasticutor.core.latency import LatencyHistogram
-from elasticutor.core.metrics import Meter
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.measure.metrics import Meter
+from elasticutor.core.protocol.ids import NodeId, Peer, TaskId
 from elasticutor.transport import compact, control
 from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from elasticutor.core.ids import Attempt, NodeId, Peer
+from elasticutor.core.protocol.ids import Attempt, NodeId, Peer
 from elasticutor.errors import UnknownPeerError
 from elasticutor.runtime.specs import Site
 from elasticutor.transport import mailbox as module

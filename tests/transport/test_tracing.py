@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.transport.test_mailbox import KEYS, PATIENCE_S
 
-from elasticutor.core.ids import Attempt, NodeId, Peer
+from elasticutor.core.protocol.ids import Attempt, NodeId, Peer
 from elasticutor.runtime.specs import Site
 from elasticutor.transport import tracing
 from elasticutor.transport.channels import Endpoint, Links

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from elasticutor.core.assignment import DEFAULT_PHI, Holding, assign, migration_cost_bytes
-from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.assignment import DEFAULT_PHI, Holding, assign, migration_cost_bytes
 from elasticutor.errors import BadValueError
 
 _MOST_NODES, _MOST_EXECUTORS, _MOST_CORES = 3, 4, 8

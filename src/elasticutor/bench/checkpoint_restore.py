@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from elasticutor.bench.checkpoint_state import PATIENCE_S, Store
 from elasticutor.bench.figures import Spread
 from elasticutor.bench.live import BenchError, Progress, silent, spread_as_dict, watch
-from elasticutor.core.ids import Attempt, ShardId
+from elasticutor.core.protocol.ids import Attempt, ShardId
 from elasticutor.runtime.cluster import BaseCluster
 from elasticutor.runtime.keeping import form_of, opened, release
 from elasticutor.runtime.places import SHARED_MEMORY

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from elasticutor.bench.figures import Spread
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.executor import ElasticExecutor
-from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, TaskId
+from elasticutor.core.executor.config import ExecutorConfig
+from elasticutor.core.executor.executor import ElasticExecutor
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, TaskId
 from elasticutor.errors import BadValueError
 
 _UPSTREAMS = (Peer("u0"), Peer("u1"))

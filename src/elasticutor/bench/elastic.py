@@ -22,9 +22,9 @@ from elasticutor.bench.record import NotingSink, NotingSource, Recording
 from elasticutor.bench.shuffle import Outputs
 from elasticutor.bench.width import chunks_of
 from elasticutor.bench.work import Emulate
-from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.core.paradigm import Paradigm
-from elasticutor.core.scheduler import SchedulerConfig
+from elasticutor.core.scheduler.scheduler import SchedulerConfig
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.cluster import BaseCluster
 from elasticutor.runtime.run import Run

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from elasticutor.bench.figures import Spread
-from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.places import SHARED_MEMORY
 from elasticutor.state.cache import StateCache

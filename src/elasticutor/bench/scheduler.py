@@ -18,12 +18,12 @@ import numpy as np
 from elasticutor.bench.assignment import against_optimum
 from elasticutor.bench.figures import Spread
 from elasticutor.bench.live import Machine, Progress, silent, spread_as_dict
-from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.latency import LatencyHistogram
-from elasticutor.core.metrics import ExecutorMetrics
-from elasticutor.core.placement import place
-from elasticutor.core.scheduler import Plan, Scheduler
-from elasticutor.core.seen import ExecutorSeen, SourceSeen, TopologySeen
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.measure.measurements import ExecutorSeen, SourceSeen, TopologySeen
+from elasticutor.core.measure.metrics import ExecutorMetrics
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.placement import place
+from elasticutor.core.scheduler.scheduler import Plan, Scheduler
 from elasticutor.errors import BadValueError
 
 _WARM_UP = 3

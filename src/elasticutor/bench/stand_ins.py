@@ -22,17 +22,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elasticutor.core import instructions as do
-from elasticutor.core.coordinator import (
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.measure.metrics import Meter
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.coordinator import (
     BeginAttempt,
     EndEpoch,
     ParticipantPrepared,
     ParticipantReady,
     StartSource,
 )
-from elasticutor.core.ids import MoveId, NodeId, ShardId, TaskId
-from elasticutor.core.latency import LatencyHistogram
-from elasticutor.core.metrics import Meter
+from elasticutor.core.protocol.ids import MoveId, NodeId, ShardId, TaskId
 from elasticutor.runtime.hosts import Bootstrap, ends_name
 from elasticutor.runtime.specs import ExecutorSpec, SinkSpec, SourceSpec
 from elasticutor.transport import messages as say

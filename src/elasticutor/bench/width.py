@@ -25,7 +25,7 @@ from elasticutor.bench.live import (
 )
 from elasticutor.bench.record import NotingSink, NotingSource, Recording
 from elasticutor.bench.work import Emulate
-from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.runtime.cluster import BaseCluster
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology

@@ -35,7 +35,7 @@ from typing import Any, TextIO
 
 from elasticutor.chaos.processes import ancestors, command_line, directories_of
 from elasticutor.chaos.topology import SINK, Load, Shape, topology_of
-from elasticutor.core.ids import NodeId, Peer, TaskId
+from elasticutor.core.protocol.ids import NodeId, Peer, TaskId
 from elasticutor.errors import ElasticutorError
 from elasticutor.runtime.cluster import BaseCluster
 from elasticutor.runtime.process_cluster import ProcessCluster

@@ -31,7 +31,7 @@ from elasticutor.chaos.topology import (
     linked,
     sealed,
 )
-from elasticutor.core.ids import ShardId
+from elasticutor.core.protocol.ids import ShardId
 from elasticutor.state.checkpoint import (
     CheckpointError,
     Location,

@@ -21,10 +21,10 @@ from elasticutor.check.pipeline import ChainOperator, Expected, Row
 from elasticutor.check.run import Run
 from elasticutor.check.scenario import Scenario, draw_habits
 from elasticutor.check.trace import Trace
-from elasticutor.core import batches as ba
-from elasticutor.core import instructions as do
-from elasticutor.core.executor import Phase
-from elasticutor.core.ids import Epoch, Peer
+from elasticutor.core.executor.executor import Phase
+from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Epoch, Peer
 from elasticutor.sim.hosts import ExecutorHost
 from elasticutor.sim.network import Address
 

@@ -1,4 +1,4 @@
-"""Who receives a query's tasks in checked runs: `core.batches` decides, and this enacts it.
+"""Who receives a query's tasks in checked runs: `batches` decides, and this enacts it.
 
 It plays what stands between the query and the executors of one operator: the reception, which
 starts another run when one is over, the driver of a run, and the clerk of its checkpoint, who does
@@ -15,11 +15,11 @@ from elasticutor.check.fences import Fences
 from elasticutor.check.kept import Kept
 from elasticutor.check.pipeline import ChainOperator
 from elasticutor.check.run import Run
-from elasticutor.core import batches as ba
-from elasticutor.core import events as ev
-from elasticutor.core.coordinator import WriteManifest
-from elasticutor.core.ids import Attempt, Epoch
-from elasticutor.core.succession import Succession
+from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol.coordinator import WriteManifest
+from elasticutor.core.protocol.ids import Attempt, Epoch
+from elasticutor.core.protocol.succession import Succession
 from elasticutor.errors import StaleAttemptError
 from elasticutor.sim.network import Address
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from elasticutor.check.pipeline import ChainOperator, Row
 from elasticutor.check.run import Run
-from elasticutor.core import batches as ba
-from elasticutor.core.ids import Peer
+from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol.ids import Peer
 from elasticutor.sim.hosts import Credit, Marker, Tuples
 from elasticutor.sim.network import Address
 from elasticutor.sim.sender import Sender

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from elasticutor.core import batches as ba
-from elasticutor.core.coordinator import WriteManifest
-from elasticutor.core.ids import Attempt, Epoch
+from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol.coordinator import WriteManifest
+from elasticutor.core.protocol.ids import Attempt, Epoch
 
 
 class Fences:

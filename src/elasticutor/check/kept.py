@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import OutOfOrderError
 from elasticutor.sim.durable import Durable
 

@@ -13,27 +13,27 @@ from typing import Any
 from unittest.mock import patch
 
 from elasticutor.check.runner import run_seeds
-from elasticutor.core import batches as ba
-from elasticutor.core import coordinator, keeper
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.batches import Batches, _Try
-from elasticutor.core.coordinator import Coordinator, Order, ParticipantPrepared
-from elasticutor.core.datapath import DataPath
-from elasticutor.core.epochs import Epochs
-from elasticutor.core.flow import InputCredits, Outputs
-from elasticutor.core.ids import Attempt, Epoch, Peer, ShardId
-from elasticutor.core.keeper import Errand, Keeper, SendSlice
-from elasticutor.core.moves import Move, MovePhase
-from elasticutor.core.parts import Part, divided
-from elasticutor.core.reassigner import Reassigner
-from elasticutor.core.receiver import Receiver
-from elasticutor.core.rollback import Rollback
-from elasticutor.core.sealing import Sealing
-from elasticutor.core.succession import Succession
-from elasticutor.core.task import Task
-from elasticutor.core.task_inbox import TaskInbox, Work
-from elasticutor.core.tasks import TaskView
+from elasticutor.core.executor.batch import Part, divided
+from elasticutor.core.executor.datapath import DataPath
+from elasticutor.core.executor.epoch_end import Sealing
+from elasticutor.core.executor.epochs import Epochs
+from elasticutor.core.executor.flow import InputCredits, Outputs
+from elasticutor.core.executor.moves import Move, MovePhase
+from elasticutor.core.executor.reassignment import Reassigner
+from elasticutor.core.executor.receiver import Receiver
+from elasticutor.core.executor.rollback import Rollback
+from elasticutor.core.executor.tasks import TaskView
+from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol import coordinator, keeper
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.batches import Batches, _Try
+from elasticutor.core.protocol.coordinator import Coordinator, Order, ParticipantPrepared
+from elasticutor.core.protocol.ids import Attempt, Epoch, Peer, ShardId
+from elasticutor.core.protocol.keeper import Errand, Keeper, SendSlice
+from elasticutor.core.protocol.succession import Succession
+from elasticutor.core.protocol.task import Task
+from elasticutor.core.protocol.task_inbox import TaskInbox, Work
 from elasticutor.state.cache import _ABSENT, StateCache
 from elasticutor.state.levels import Levels, Record
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticutor.check.pipeline import ChainOperator, Expected, Row
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.executor import Phase
-from elasticutor.core.ids import Attempt, MoveId, Peer
-from elasticutor.core.moves import Move, MovePhase
+from elasticutor.core.executor.executor import Phase
+from elasticutor.core.executor.moves import Move, MovePhase
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Attempt, MoveId, Peer
 from elasticutor.errors import LATE, ProtocolError
 from elasticutor.sim.hosts import ExecutorHost
 

@@ -15,9 +15,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import pyarrow as pa
 
-from elasticutor.core.ids import Peer, ShardId
+from elasticutor.core.executor.batch import ShardArray
 from elasticutor.core.keys import executors_of, key_hashes, shards_of
-from elasticutor.core.parts import ShardArray
+from elasticutor.core.protocol.ids import Peer, ShardId
 from elasticutor.state.cache import Codec
 
 Row = tuple[int, int, int, int]

@@ -17,10 +17,10 @@ from elasticutor.check.oracle import Oracle
 from elasticutor.check.pipeline import ChainOperator, Expected, Row
 from elasticutor.check.scenario import Scenario
 from elasticutor.check.trace import Trace
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.ids import NodeId, Peer, ShardId
-from elasticutor.core.tasks import TaskStatus
+from elasticutor.core.executor.tasks import TaskStatus
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import NodeId, Peer, ShardId
 from elasticutor.errors import ProtocolError
 from elasticutor.sim.durable import Durable
 from elasticutor.sim.hosts import ExecutorHost, TaskHost, World

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 
 from elasticutor.check.pipeline import ROW_BYTES, ChainOperator, Row, Style, generate
-from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.executor.config import ExecutorConfig
 
 # Operators by name, with whom each feeds; those that nobody feeds are roots.
 _SHAPES: tuple[dict[str, tuple[str, ...]], ...] = (

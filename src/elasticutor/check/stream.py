@@ -8,10 +8,10 @@ from elasticutor.check.pipeline import ROW_BYTES, SINK, ChainOperator, Expected,
 from elasticutor.check.run import Run
 from elasticutor.check.scenario import Scenario
 from elasticutor.check.trace import Trace
-from elasticutor.core import coordinator as co
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.ids import Attempt, Epoch, Peer
+from elasticutor.core.protocol import coordinator as co
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.errors import StaleAttemptError
 from elasticutor.sim.hosts import Credit, ExecutorHost, Marker, Tuples
 from elasticutor.sim.network import Address

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from elasticutor.core.parts import Part
+from elasticutor.core.executor.batch import Part
 
 
 class Trace:
@@ -38,7 +38,7 @@ def describe(message: Any) -> str:
     """A message in one line, with what it carries counted instead of printed.
 
     Example:
-        >>> from elasticutor.core.events import TaskLost
+        >>> from elasticutor.core.protocol.events import TaskLost
         >>> describe(TaskLost(3))
         'TaskLost task=3'
     """

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from elasticutor.core.task_inbox import SingleWork, Work
+from elasticutor.core.protocol.task_inbox import SingleWork, Work
 from elasticutor.process.rows import values_of
 from elasticutor.state.cache import KeyState
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from elasticutor.core.ids import ShardId
+from elasticutor.core.protocol.ids import ShardId
 from elasticutor.errors import BadValueError
 from elasticutor.operator import Groups, Keys
 from elasticutor.process.rows import keys_of

@@ -8,8 +8,8 @@ from itertools import groupby
 import numpy as np
 import pyarrow as pa
 
-from elasticutor.core import instructions as do
-from elasticutor.core.parts import Part
+from elasticutor.core.executor.batch import Part
+from elasticutor.core.protocol import instructions as do
 from elasticutor.transport.codec import Chunk, RowChunk
 from elasticutor.transport.packets import Births, Packet, join_births
 from elasticutor.transport.row_packets import RowFormat, RowPacket, born_one_by_one

@@ -18,23 +18,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.batches import BeginBatch
-from elasticutor.core.coordinator import BeginAttempt, CommitEpoch
-from elasticutor.core.cores import core_changes
-from elasticutor.core.executor import ElasticExecutor
-from elasticutor.core.giver import Drain, Release
-from elasticutor.core.ids import NodeId, Peer, TaskId
+from elasticutor.core.executor.batch import MOST_SINGLES, ShardArray
+from elasticutor.core.executor.cores import core_changes
+from elasticutor.core.executor.executor import ElasticExecutor
+from elasticutor.core.executor.tasks import TaskStatus
 from elasticutor.core.keys import shard_hasher, shards_of
-from elasticutor.core.parts import MOST_SINGLES, ShardArray
-from elasticutor.core.repartition import (
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.batches import BeginBatch
+from elasticutor.core.protocol.coordinator import BeginAttempt, CommitEpoch
+from elasticutor.core.protocol.giver import Drain, Release
+from elasticutor.core.protocol.ids import NodeId, Peer, TaskId
+from elasticutor.core.protocol.repartition import (
     ConfirmOutputs,
     DrainExecutor,
     OutputsTaken,
     ReleaseShards,
 )
-from elasticutor.core.tasks import TaskStatus
 from elasticutor.errors import (
     LATE,
     BadValueError,

@@ -1,8 +1,8 @@
 """A node's process: it starts and ends processes, and keeps the executors' stores.
 
-It has every executor's state of this node in its care (`core.keeper.Keeper`), sends shards to other
-nodes and takes them in, and tells the driver of processes that ended without being asked to. It
-never looks into state: to it, keys and values are bytes.
+It has every executor's state of this node in its care (`core.protocol.keeper.Keeper`), sends shards
+to other nodes and takes them in, and tells the driver of processes that ended without being asked
+to. It never looks into state: to it, keys and values are bytes.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.ids import Peer, TaskId
-from elasticutor.core.keeper import (
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Peer, TaskId
+from elasticutor.core.protocol.keeper import (
     CopyOn,
     DropOn,
     FoldOn,

@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from elasticutor.core.ids import ChunkId, ShardId
-from elasticutor.core.task_inbox import Work
+from elasticutor.core.protocol.ids import ChunkId, ShardId
+from elasticutor.core.protocol.task_inbox import Work
 from elasticutor.errors import BadValueError, ElasticutorError
 from elasticutor.operator import Operator, OperatorError, kind_of
 from elasticutor.process.chunk_run import BatchRun, ChunkRun, Done, IntArray, RecordRun, Turns
@@ -60,7 +60,7 @@ class OperatorRunner:
         BadValueError: The operator is none, or a key column is not in the input.
 
     Example:
-        >>> from elasticutor.core.ids import Attempt, Epoch
+        >>> from elasticutor.core.protocol.ids import Attempt, Epoch
         >>> from elasticutor.state.backend import MemoryBackend
         >>> from elasticutor.state.cache import Codec
         >>> from elasticutor.state.levels import Levels

@@ -16,16 +16,16 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from elasticutor.core.coordinator import (
+from elasticutor.core.executor.flow import InputCredits
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.protocol.coordinator import (
     BeginAttempt,
     CommitEpoch,
     ParticipantPrepared,
     ParticipantReady,
 )
-from elasticutor.core.flow import InputCredits
-from elasticutor.core.ids import Attempt, Epoch, Peer
-from elasticutor.core.latency import LatencyHistogram
-from elasticutor.core.repartition import ConfirmOutputs, OutputsTaken
+from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
+from elasticutor.core.protocol.repartition import ConfirmOutputs, OutputsTaken
 from elasticutor.errors import BadValueError, ElasticutorError, OutOfOrderError, ProtocolError
 from elasticutor.process.actor import Actor
 from elasticutor.process.slices import ask_for_short_slices

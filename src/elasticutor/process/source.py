@@ -14,18 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from elasticutor.core import instructions as do
-from elasticutor.core.coordinator import (
+from elasticutor.core.executor.flow import Outputs
+from elasticutor.core.measure.pacing import PACE_S, USUAL_GAP_S, next_gap_s
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.coordinator import (
     CommitEpoch,
     EndEpoch,
     ParticipantPrepared,
     StartSource,
 )
-from elasticutor.core.events import Output
-from elasticutor.core.flow import Outputs
-from elasticutor.core.ids import Attempt, Epoch, Peer
-from elasticutor.core.pacing import PACE_S, USUAL_GAP_S, next_gap_s
-from elasticutor.core.repartition import PauseUpstream, UpdateTable
+from elasticutor.core.protocol.events import Output
+from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
+from elasticutor.core.protocol.repartition import PauseUpstream, UpdateTable
 from elasticutor.errors import ProtocolError
 from elasticutor.process.actor import Actor
 from elasticutor.process.idle import IdleShare

@@ -20,12 +20,12 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.events import Output
-from elasticutor.core.ids import Attempt, Epoch
-from elasticutor.core.task import Task
-from elasticutor.core.task_inbox import SingleWork, TaskInbox, Work
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.events import Output
+from elasticutor.core.protocol.ids import Attempt, Epoch
+from elasticutor.core.protocol.task import Task
+from elasticutor.core.protocol.task_inbox import SingleWork, TaskInbox, Work
 from elasticutor.errors import BadValueError, StaleAttemptError
 from elasticutor.operator import Context, Operator, kind_of
 from elasticutor.process.actor import Actor

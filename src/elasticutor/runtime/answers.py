@@ -6,7 +6,7 @@ import threading
 
 import cloudpickle
 
-from elasticutor.core.ids import Attempt, Epoch, Peer
+from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.sinks import EpochMemory, MemorySink
 from elasticutor.topology import Plan
 from elasticutor.transport import messages as say

@@ -14,8 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 from typing import Any, TypeVar
 
-from elasticutor.core.ids import Epoch, NodeId, ShardId
-from elasticutor.core.keeper import ReadShard, WriteIncrement
+from elasticutor.core.protocol.ids import Epoch, NodeId, ShardId
+from elasticutor.core.protocol.keeper import ReadShard, WriteIncrement
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.specs import Keeping
 from elasticutor.runtime.tries import with_patience

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.introductions import Introductions
-from elasticutor.core.placement import Placement
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.run.introductions import Introductions
+from elasticutor.core.scheduler.placement import Placement
 from elasticutor.runtime.blueprint import Blueprint
 from elasticutor.runtime.hosts import ends_name
 from elasticutor.topology import Plan, StagePlan

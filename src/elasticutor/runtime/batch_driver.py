@@ -1,4 +1,4 @@
-"""The epochs of operators that a query feeds, live: `core.batches` decides, and this enacts.
+"""The epochs of operators that a query feeds, live: `batches` decides, and this enacts.
 
 What it cannot have is here: the mail of the query's tasks, the checkpoint with its clerk, a thread
 that asks how large a stage is, and a clock.
@@ -14,10 +14,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from elasticutor.core import batches as ba
-from elasticutor.core import coordinator as co
-from elasticutor.core import instructions as do
-from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer
+from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol import coordinator as co
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
 from elasticutor.errors import StaleAttemptError
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.batch_errors import AGAIN, ANEW, BatchError

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.pacing import report_every_s
+from elasticutor.core.executor.config import ExecutorConfig
+from elasticutor.core.measure.pacing import report_every_s
 from elasticutor.core.paradigm import Paradigm
-from elasticutor.core.placement import Placement
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.placement import Placement
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.specs import (
     ExecutorSpec,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from elasticutor.core import instructions as do
-from elasticutor.core.ids import Peer
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Peer
 from elasticutor.runtime.journal import Journal
 from elasticutor.transport import messages as say
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from elasticutor.core import coordinator as co
-from elasticutor.core.ids import Epoch, Peer
+from elasticutor.core.protocol import coordinator as co
+from elasticutor.core.protocol.ids import Epoch, Peer
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.keeping import release
 from elasticutor.runtime.tries import with_patience

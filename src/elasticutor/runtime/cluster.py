@@ -22,11 +22,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from elasticutor.core.config import BATCHES, LIVE, ExecutorConfig
-from elasticutor.core.coordinator import Coordinator
-from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.executor.config import BATCHES, LIVE, ExecutorConfig
 from elasticutor.core.paradigm import PARADIGMS, Paradigm
-from elasticutor.core.placement import place
+from elasticutor.core.protocol.coordinator import Coordinator
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.placement import place
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.batch_driver import BatchDriver
 from elasticutor.runtime.blueprint import Blueprint, in_paradigm

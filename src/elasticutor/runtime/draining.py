@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Iterable
 
-from elasticutor.core.ids import Peer
+from elasticutor.core.protocol.ids import Peer
 from elasticutor.runtime.attendance import Attendance
 from elasticutor.transport import messages as say
 

@@ -1,8 +1,8 @@
 """The epochs of a run, live: when they end, and how they become durable.
 
-What happens next is the coordinator's to say (`core.coordinator`). Here is what it cannot have: a
-clock, the checkpoint, and the thread in which that is written, so that the driver's own never
-waits for a disk.
+What happens next is the coordinator's to say (`core.protocol.coordinator`). Here is what it cannot
+have: a clock, the checkpoint, and the thread in which that is written, so that the driver's own
+never waits for a disk.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from elasticutor.core import coordinator as co
-from elasticutor.core.ids import Attempt, Epoch, Peer
+from elasticutor.core.protocol import coordinator as co
+from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.runtime.clerk import Clerk
 from elasticutor.runtime.keeping import ends
 from elasticutor.runtime.lateness import Lateness, LateWatcher

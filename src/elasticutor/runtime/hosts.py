@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elasticutor._version import __version__
-from elasticutor.core.ids import NodeId
+from elasticutor.core.protocol.ids import NodeId
 from elasticutor.errors import ElasticutorError
 from elasticutor.runtime.failures import described_end
 from elasticutor.runtime.places import SHARED_MEMORY, Place, remove_stale

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Protocol, TypeVar
 
-from elasticutor.core.ids import NodeId, Peer
+from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.errors import ElasticutorError, ProtocolError
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.phases import RunPhase

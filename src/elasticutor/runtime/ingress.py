@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from elasticutor.core import instructions as do
-from elasticutor.core.batches import Ingress
-from elasticutor.core.events import Output
-from elasticutor.core.flow import InputCredits, Outputs
-from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.latency import LatencyHistogram
+from elasticutor.core.executor.flow import InputCredits, Outputs
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.batches import Ingress
+from elasticutor.core.protocol.events import Output
+from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.errors import ElasticutorError
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.runtime.batch_errors import unpickled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from elasticutor.core.ids import Peer
+from elasticutor.core.protocol.ids import Peer
 
 _ANSWER_S = 2.0
 """How long those have who are asked why they have not answered."""

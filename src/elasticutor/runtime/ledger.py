@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticutor.core.ids import Peer, TaskId
-from elasticutor.core.latency import LatencyHistogram
-from elasticutor.core.metrics import ExecutorMetrics
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.measure.metrics import ExecutorMetrics
+from elasticutor.core.protocol.ids import Peer, TaskId
 from elasticutor.transport import messages as say
 
 WINDOW_S = 1.0

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from elasticutor.core.batches import BatchPhase
-from elasticutor.core.succession import Succession
+from elasticutor.core.protocol.batches import BatchPhase
+from elasticutor.core.protocol.succession import Succession
 from elasticutor.errors import ElasticutorError
 from elasticutor.runtime.batch_driver import BatchDriver
 from elasticutor.runtime.batch_errors import AGAIN, BatchError

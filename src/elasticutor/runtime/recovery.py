@@ -9,7 +9,7 @@ lost: a task          its main process is told, starts another one, and gives th
 
 When all those are up who should be, they are introduced to each other, and the coordinator lets
 everybody begin again from the last epoch that was committed. How often that is tried without an
-epoch committed in between is `core.patience`'s to say.
+epoch committed in between is `core.run.restart_policy`'s to say.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from elasticutor.core import coordinator as co
-from elasticutor.core import events as ev
-from elasticutor.core.ids import Attempt, NodeId, Peer, TaskId
-from elasticutor.core.patience import Patience
-from elasticutor.core.placement import Placement, make_up, rehouse
+from elasticutor.core.protocol import coordinator as co
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol.ids import Attempt, NodeId, Peer, TaskId
+from elasticutor.core.run.restart_policy import Patience
+from elasticutor.core.scheduler.placement import Placement, make_up, rehouse
 from elasticutor.runtime.attendance import Attendance
 from elasticutor.runtime.epochs import Epochs
 from elasticutor.transport import messages as say

@@ -1,7 +1,7 @@
 """Leading an operator's shards from executor to executor, in the resource-centric paradigm.
 
-The protocol is `core.repartition`; this carries its messages, between the driver, the sources, the
-executors and the nodes that keep the operator's shared stores.
+The protocol is `core.protocol.repartition`; this carries its messages, between the driver, the
+sources, the executors and the nodes that keep the operator's shared stores.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core import repartition as rc
-from elasticutor.core.ids import NodeId, Peer, ShardId
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol import repartition as rc
+from elasticutor.core.protocol.ids import NodeId, Peer, ShardId
 from elasticutor.runtime.lateness import Lateness
 from elasticutor.transport import messages as say
 

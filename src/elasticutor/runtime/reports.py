@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, ShardId
-from elasticutor.core.latency import LatencyHistogram
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, ShardId
 from elasticutor.topology import Plan
 
 _KEPT = 100

@@ -5,7 +5,7 @@ computed here, once, and travels with the tuples: the receiving executor takes t
 Columns that a route's operator does not read are left out before anything is cut.
 
 In the resource-centric paradigm it is not for ever: there the sources hold a table of shards, which
-changes while they pause (`core.repartition`).
+changes while they pause (`core.protocol.repartition`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from elasticutor.core.events import Output
-from elasticutor.core.ids import Peer
 from elasticutor.core.keys import KeyHasher, executors_of, key_hasher, key_hashes, shards_of
-from elasticutor.core.repartition import PausableRoute
+from elasticutor.core.protocol.events import Output
+from elasticutor.core.protocol.ids import Peer
+from elasticutor.core.protocol.repartition import PausableRoute
 from elasticutor.process.rows import rows_of
 from elasticutor.runtime.specs import Route
 from elasticutor.transport.codec import RowOutput

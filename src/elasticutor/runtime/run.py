@@ -12,8 +12,8 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from elasticutor.core import events as ev
-from elasticutor.core.ids import NodeId, Peer, ShardId, TaskId
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol.ids import NodeId, Peer, ShardId, TaskId
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.batch_driver import BatchDriver
 from elasticutor.runtime.hub import ClusterError, Hub
@@ -173,7 +173,7 @@ class Run:
 
     def _change_cores(self, who: Peer, cores: int | Mapping[str, int]) -> dict[NodeId, int]:
         """In the hub's thread, where nobody else changes cores meanwhile."""
-        from elasticutor.core.cores import core_changes
+        from elasticutor.core.executor.cores import core_changes
         from elasticutor.runtime.cluster import free_cores, spread_cores
 
         supervisor = self._supervisor

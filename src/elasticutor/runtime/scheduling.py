@@ -1,10 +1,10 @@
 """The scheduler at work: a thread on the driver that looks, decides, and has cores handed out.
 
-It decides nothing itself: `core.scheduler` makes the plan of what the hub's thread has seen. A plan
-is carried out in the hub's thread, cores that are given up first, and those that are granted when
-they are really free. One that is overtaken by events (an executor's cores were set by hand, a run
-or a node is gone) is dropped as a whole before it begins, and abandoned where it stands after that:
-every executor then has the cores that its supervisor says it has.
+It decides nothing itself: `core.scheduler.scheduler` makes the plan of what the hub's thread has
+seen. A plan is carried out in the hub's thread, cores that are given up first, and those that are
+granted when they are really free. One that is overtaken by events (an executor's cores were set by
+hand, a run or a node is gone) is dropped as a whole before it begins, and abandoned where it stands
+after that: every executor then has the cores that its supervisor says it has.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from elasticutor.core.dealing import GRANT_S, CoresInUse, Dealing
-from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.metrics import ExecutorMetrics
-from elasticutor.core.scheduler import LOOK_S, Plan, Scheduler, SchedulerConfig
-from elasticutor.core.seen import ExecutorSeen, SourceSeen, TopologySeen
+from elasticutor.core.measure.measurements import ExecutorSeen, SourceSeen, TopologySeen
+from elasticutor.core.measure.metrics import ExecutorMetrics
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.plan_execution import GRANT_S, CoresInUse, Dealing
+from elasticutor.core.scheduler.scheduler import LOOK_S, Plan, Scheduler, SchedulerConfig
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:

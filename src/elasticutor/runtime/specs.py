@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.ids import NodeId, Peer, TaskId
+from elasticutor.core.executor.config import ExecutorConfig
+from elasticutor.core.protocol.ids import NodeId, Peer, TaskId
 from elasticutor.state.checkpoint import StateForm
 from elasticutor.transport.channels import Endpoint
 from elasticutor.transport.security import ClusterKeys

@@ -17,11 +17,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from elasticutor.core import coordinator as co
-from elasticutor.core import instructions as do
-from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer
-from elasticutor.core.patience import Patience
-from elasticutor.core.placement import Placement
+from elasticutor.core.protocol import coordinator as co
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
+from elasticutor.core.run.restart_policy import Patience
+from elasticutor.core.scheduler.placement import Placement
 from elasticutor.errors import ElasticutorError, ProtocolError
 from elasticutor.runtime.answers import Answers
 from elasticutor.runtime.attendance import Attendance

@@ -1,7 +1,7 @@
 """The scheduler on the simulated cluster: it looks, decides, and has cores handed out.
 
-It decides nothing itself: `core.scheduler` makes the plan of what was measured. Cores that are
-given up come first, and those that are granted follow when they are really free.
+It decides nothing itself: `core.scheduler.scheduler` makes the plan of what was measured. Cores
+that are given up come first, and those that are granted follow when they are really free.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from elasticutor.core import events as ev
-from elasticutor.core.dealing import GRANT_S, Dealing
-from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.scheduler import LOOK_S, Plan, Scheduler
-from elasticutor.core.seen import ExecutorSeen, TopologySeen
+from elasticutor.core.measure.measurements import ExecutorSeen, TopologySeen
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.plan_execution import GRANT_S, Dealing
+from elasticutor.core.scheduler.scheduler import LOOK_S, Plan, Scheduler
 from elasticutor.sim.elastic_hosts import ElasticHost
 from elasticutor.sim.machines import HEADER_BYTES
 from elasticutor.sim.processes import World

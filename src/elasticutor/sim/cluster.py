@@ -15,14 +15,14 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from elasticutor.core import events as ev
-from elasticutor.core import repartition as rc
-from elasticutor.core.ids import Epoch, Peer
+from elasticutor.core.executor.batch import ShardArray
 from elasticutor.core.keys import executors_of, shards_of
-from elasticutor.core.pacing import PACE_S, USUAL_GAP_S
-from elasticutor.core.parts import ShardArray
-from elasticutor.core.placement import Placement, place
-from elasticutor.core.scheduler import Scheduler, SchedulerConfig
+from elasticutor.core.measure.pacing import PACE_S, USUAL_GAP_S
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import repartition as rc
+from elasticutor.core.protocol.ids import Epoch, Peer
+from elasticutor.core.scheduler.placement import Placement, place
+from elasticutor.core.scheduler.scheduler import Scheduler, SchedulerConfig
 from elasticutor.sim.allotment import Allotment
 from elasticutor.sim.elastic_hosts import ElasticHost
 from elasticutor.sim.experiment import Experiment, Surge

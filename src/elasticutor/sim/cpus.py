@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elasticutor.core.pacing import USUAL_GAP_S, next_gap_s
+from elasticutor.core.measure.pacing import USUAL_GAP_S, next_gap_s
 from elasticutor.sim.loop import Loop
 from elasticutor.sim.task_server import TaskServer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from elasticutor.core.ids import Attempt, Epoch, Peer, ShardId
+from elasticutor.core.protocol.ids import Attempt, Epoch, Peer, ShardId
 from elasticutor.errors import OutOfOrderError
 from elasticutor.state.levels import Record
 

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.cores import core_changes
-from elasticutor.core.executor import ElasticExecutor
-from elasticutor.core.ids import NodeId, Peer, ShardId, TaskId
-from elasticutor.core.parts import Part, divided
-from elasticutor.core.tasks import TaskStatus
+from elasticutor.core.executor.batch import Part, divided
+from elasticutor.core.executor.config import ExecutorConfig
+from elasticutor.core.executor.cores import core_changes
+from elasticutor.core.executor.executor import ElasticExecutor
+from elasticutor.core.executor.tasks import TaskStatus
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import NodeId, Peer, ShardId, TaskId
 from elasticutor.sim.machines import HEADER_BYTES
 from elasticutor.sim.measures import Moved
 from elasticutor.sim.processes import Process, Turns, World, send_state

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from elasticutor.core.config import LIVE, ExecutorConfig
+from elasticutor.core.executor.config import LIVE, ExecutorConfig
 from elasticutor.core.paradigm import PARADIGMS, Paradigm
 from elasticutor.errors import BadValueError
 from elasticutor.sim.machines import Machines

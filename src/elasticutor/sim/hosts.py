@@ -12,12 +12,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.config import ExecutorConfig
-from elasticutor.core.executor import ElasticExecutor
-from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, ShardId, TaskId
-from elasticutor.core.keeper import (
+from elasticutor.core.executor.batch import ShardArray
+from elasticutor.core.executor.config import ExecutorConfig
+from elasticutor.core.executor.executor import ElasticExecutor
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, ShardId, TaskId
+from elasticutor.core.protocol.keeper import (
     CopyOn,
     DropOn,
     Errand,
@@ -27,9 +28,8 @@ from elasticutor.core.keeper import (
     SendSlice,
     WriteIncrement,
 )
-from elasticutor.core.parts import ShardArray
-from elasticutor.core.task import Task
-from elasticutor.core.task_inbox import TaskInbox, Work
+from elasticutor.core.protocol.task import Task
+from elasticutor.core.protocol.task_inbox import TaskInbox, Work
 from elasticutor.errors import ProtocolError, StaleAttemptError
 from elasticutor.sim.durable import Durable
 from elasticutor.sim.kernel import Kernel

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticutor.core.ids import NodeId
+from elasticutor.core.protocol.ids import NodeId
 from elasticutor.errors import BadValueError
 from elasticutor.sim.costs import Costs
 from elasticutor.sim.loop import Action, Loop

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from elasticutor.core.latency import LatencyHistogram
+from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.sim.workload import FloatArray
 
 BIN_S = 0.1

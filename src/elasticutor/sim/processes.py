@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.parts import Part
+from elasticutor.core.executor.batch import Part
+from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.sim.costs import Cost
 from elasticutor.sim.cpus import Cpus
 from elasticutor.sim.loop import Loop

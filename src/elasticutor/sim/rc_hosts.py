@@ -1,8 +1,8 @@
 """The resource-centric rival on the simulated cluster: one core each, upstreams with tables.
 
-The protocol is `core.repartition`. Executors on a node share a store, so state crosses the links
-only when a shard changes its node. Whoever leads is a process like any other: it takes one message
-at a time.
+The protocol is `core.protocol.repartition`. Executors on a node share a store, so state crosses the
+links only when a shard changes its node. Whoever leads is a process like any other: it takes one
+message at a time.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core import repartition as rc
-from elasticutor.core.giver import Drain, Release
-from elasticutor.core.ids import NodeId, Peer
-from elasticutor.core.load import ShardLoads
-from elasticutor.core.parts import Part, ShardArray
+from elasticutor.core.executor.batch import Part, ShardArray
+from elasticutor.core.measure.load import ShardLoads
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol import repartition as rc
+from elasticutor.core.protocol.giver import Drain, Release
+from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.sim.elastic_hosts import ElasticHost
 from elasticutor.sim.machines import HEADER_BYTES
 from elasticutor.sim.measures import Moved

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from elasticutor.core import events as ev
-from elasticutor.core import instructions as do
-from elasticutor.core.flow import Outputs
-from elasticutor.core.ids import Attempt, Epoch, Peer
+from elasticutor.core.executor.flow import Outputs
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.sim.hosts import Marker, Operator, Rows, Tuples, World
 from elasticutor.sim.network import Address
 

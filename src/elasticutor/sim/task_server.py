@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elasticutor.core import instructions as do
-from elasticutor.core.ids import ShardId
-from elasticutor.core.task_inbox import Work
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import ShardId
+from elasticutor.core.protocol.task_inbox import Work
 from elasticutor.sim.costs import Cost
 
 LOOK_S = 200e-6

@@ -2,8 +2,8 @@
 
 They keep to their credits as the live source does: a source whose buffered tuples exceed its limit
 stops as a whole, whoever they are for. With a fixed rate tuples are due at their times, whether the
-source is stopped or not: it looks when one is due, and at least `core.pacing`'s gap after its last
-packets. Without a rate, a source sends whenever it may.
+source is stopped or not: it looks when one is due, and at least `core.measure.pacing`'s gap after
+its last packets. Without a rate, a source sends whenever it may.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Protocol
 
 import numpy as np
 
-from elasticutor.core import instructions as do
-from elasticutor.core.events import Output, TuplesArrived
-from elasticutor.core.flow import Outputs
-from elasticutor.core.ids import Attempt, Peer
-from elasticutor.core.parts import ShardArray
-from elasticutor.core.seen import SourceSeen
+from elasticutor.core.executor.batch import ShardArray
+from elasticutor.core.executor.flow import Outputs
+from elasticutor.core.measure.measurements import SourceSeen
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.events import Output, TuplesArrived
+from elasticutor.core.protocol.ids import Attempt, Peer
 from elasticutor.sim.elastic_hosts import ElasticHost
 from elasticutor.sim.machines import HEADER_BYTES
 from elasticutor.sim.processes import Content, Turns, World

@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from elasticutor.core.config import ExecutorConfig
+from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.core.paradigm import Paradigm
 from elasticutor.errors import BadValueError
 from elasticutor.runtime.cluster import (

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 from pyspark import TaskContext
 
-from elasticutor.core.batches import Ingress
-from elasticutor.core.ids import Epoch
+from elasticutor.core.protocol.batches import Ingress
+from elasticutor.core.protocol.ids import Epoch
 from elasticutor.errors import ElasticutorError
 from elasticutor.runtime.batch_errors import BatchError
 from elasticutor.runtime.ingress import Feed

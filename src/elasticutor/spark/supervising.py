@@ -11,7 +11,7 @@ from typing import Any, Final
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from elasticutor.core.patience import Patience
+from elasticutor.core.run.restart_policy import Patience
 from elasticutor.errors import BadValueError
 
 log = logging.getLogger(__name__)

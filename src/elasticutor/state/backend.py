@@ -8,7 +8,7 @@ from enum import Enum
 from itertools import islice
 from typing import Protocol
 
-from elasticutor.core.ids import ShardId
+from elasticutor.core.protocol.ids import ShardId
 
 
 class Missing(Enum):

@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import OutOfOrderError
 from elasticutor.state.backend import Value
 from elasticutor.state.handles import ABSENT, KeyArray, KeyState, KeyStates, is_immutable

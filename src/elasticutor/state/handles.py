@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from elasticutor.core.ids import ShardId
+from elasticutor.core.protocol.ids import ShardId
 from elasticutor.errors import BadValueError
 from elasticutor.state.packed import PackedStates
 
@@ -50,7 +50,7 @@ class KeyState:
     else is the cache's to decide.
 
     Example:
-        >>> from elasticutor.core.ids import Attempt, Epoch
+        >>> from elasticutor.core.protocol.ids import Attempt, Epoch
         >>> from elasticutor.state.backend import MemoryBackend
         >>> from elasticutor.state.cache import Codec, StateCache
         >>> from elasticutor.state.levels import Levels
@@ -111,7 +111,7 @@ class KeyStates:
     Good only until the cache forgets something, so within one chunk.
 
     Example:
-        >>> from elasticutor.core.ids import Attempt, Epoch
+        >>> from elasticutor.core.protocol.ids import Attempt, Epoch
         >>> from elasticutor.state.backend import MemoryBackend
         >>> from elasticutor.state.cache import Codec, StateCache
         >>> from elasticutor.state.levels import Levels
@@ -183,7 +183,7 @@ class KeyArray:
     Good only until the cache forgets something or is asked in another way.
 
     Example:
-        >>> from elasticutor.core.ids import Attempt, Epoch
+        >>> from elasticutor.core.protocol.ids import Attempt, Epoch
         >>> from elasticutor.state.backend import MemoryBackend
         >>> from elasticutor.state.cache import Codec, StateCache
         >>> from elasticutor.state.levels import Levels

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Final, overload
 
-from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import OutOfOrderError, StaleAttemptError
 from elasticutor.state.backend import MISSING, Backend, Held, Missing, Value
 

@@ -20,7 +20,7 @@ from typing import Final, Self
 
 import lmdb
 
-from elasticutor.core.ids import ShardId
+from elasticutor.core.protocol.ids import ShardId
 from elasticutor.errors import BadValueError, OutOfOrderError, ProtocolError, StateFullError
 from elasticutor.state.backend import MISSING, Columns, Held, Missing, Value
 from elasticutor.state.lmdb_form import (

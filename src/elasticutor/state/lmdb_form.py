@@ -22,7 +22,7 @@ from typing import Final
 
 import lmdb
 
-from elasticutor.core.ids import ShardId
+from elasticutor.core.protocol.ids import ShardId
 from elasticutor.errors import BadValueError
 from elasticutor.state.backend import Columns, Value
 

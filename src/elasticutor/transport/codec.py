@@ -24,8 +24,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from elasticutor.core.events import Output
-from elasticutor.core.ids import Attempt, ChunkId, Epoch, Peer, TaskId
+from elasticutor.core.protocol.events import Output
+from elasticutor.core.protocol.ids import Attempt, ChunkId, Epoch, Peer, TaskId
 from elasticutor.errors import BadValueError
 from elasticutor.transport import control
 from elasticutor.transport.packets import NO_HASHES, Births, Buffer, Packet

@@ -18,9 +18,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from elasticutor.core.ids import NodeId, Peer, TaskId
-from elasticutor.core.latency import LatencyHistogram
-from elasticutor.core.metrics import ExecutorMetrics
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.measure.metrics import ExecutorMetrics
+from elasticutor.core.protocol.ids import NodeId, Peer, TaskId
 from elasticutor.errors import BadValueError
 from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint

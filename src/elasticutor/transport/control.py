@@ -35,11 +35,11 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from elasticutor.core import batch_protocol, coordinator, events, instructions, repartition
-from elasticutor.core.ids import Epoch, MoveId, NodeId, ShardId
-from elasticutor.core.keeper import SendSlice
-from elasticutor.core.latency import LatencyHistogram
-from elasticutor.core.metrics import ExecutorMetrics
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.measure.metrics import ExecutorMetrics
+from elasticutor.core.protocol import batch_protocol, coordinator, events, instructions, repartition
+from elasticutor.core.protocol.ids import Epoch, MoveId, NodeId, ShardId
+from elasticutor.core.protocol.keeper import SendSlice
 from elasticutor.errors import BadValueError
 from elasticutor.state.levels import Record
 from elasticutor.transport import compact, messages

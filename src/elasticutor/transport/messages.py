@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticutor.core.batches import Ingress
-from elasticutor.core.ids import Attempt, Epoch, NodeId, Peer, ShardId, TaskId
-from elasticutor.core.keeper import SendSlice
-from elasticutor.core.latency import LatencyHistogram
-from elasticutor.core.metrics import ExecutorMetrics
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.measure.metrics import ExecutorMetrics
+from elasticutor.core.protocol.batches import Ingress
+from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, ShardId, TaskId
+from elasticutor.core.protocol.keeper import SendSlice
 from elasticutor.transport.channels import Endpoint
 
 # To any process, from tests of what happens when it is lost ------------------------------------

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from elasticutor.core.ids import Attempt, Epoch, ShardId
 from elasticutor.core.keys import executors_of, key_hashes, shards_of
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.state.checkpoint import (
     Checkpoint,
     Location,

@@ -20,7 +20,7 @@ from tests.state.checkpoint.rig import (
     some_epochs,
 )
 
-from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError, OutOfOrderError
 from elasticutor.state.checkpoint import (
     Location,

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.state.checkpoint.rig import Contents, Job, contents, files_of, form, opened, some_epochs
 
-from elasticutor.core.ids import Epoch
+from elasticutor.core.protocol.ids import Epoch
 from elasticutor.state.checkpoint import (
     CheckpointError,
     DamagedError,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.state.checkpoint.rig import Contents, Job, applied, contents, form, opened
 
-from elasticutor.core.ids import Epoch
+from elasticutor.core.protocol.ids import Epoch
 from elasticutor.errors import OutOfOrderError
 from elasticutor.state.checkpoint import MismatchError, epochs_of
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.state.checkpoint.rig import Job, contents, files_of, form, opened, some_epochs
 
-from elasticutor.core.ids import Attempt, Epoch
+from elasticutor.core.protocol.ids import Attempt, Epoch
 from elasticutor.state.checkpoint import (
     DamagedError,
     StateFile,

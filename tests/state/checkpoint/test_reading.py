@@ -21,7 +21,7 @@ from tests.state.checkpoint.rig import (
 )
 from tests.state.checkpoint.rig import files_of as all_files
 
-from elasticutor.core.ids import Attempt, Epoch, ShardId
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError
 from elasticutor.state.checkpoint import (
     DamagedError,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
-from elasticutor.core.ids import Attempt, Epoch
+from elasticutor.core.protocol.ids import Attempt, Epoch
 from elasticutor.errors import BadValueError, OutOfOrderError
 from elasticutor.state.checkpoint.claims import Lease
 from elasticutor.state.checkpoint.errors import (
@@ -49,7 +49,7 @@ class Checkpoint:
 
     Example:
         >>> import tempfile
-        >>> from elasticutor.core.ids import ShardId
+        >>> from elasticutor.core.protocol.ids import ShardId
         >>> from elasticutor.state.checkpoint import Restorer, write_increment
         >>> from elasticutor.state.levels import Record
         >>> where = tempfile.mkdtemp()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from elasticutor.core.ids import Epoch
+from elasticutor.core.protocol.ids import Epoch
 from elasticutor.state.checkpoint.files import rows_of
 from elasticutor.state.checkpoint.forms import StateForm
 from elasticutor.state.checkpoint.location import Location

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from elasticutor.core.ids import Attempt
+from elasticutor.core.protocol.ids import Attempt
 from elasticutor.state.checkpoint.errors import MismatchError, Words
 from elasticutor.state.checkpoint.forms import StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location

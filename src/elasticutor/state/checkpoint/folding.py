@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from elasticutor.core.ids import Attempt
+from elasticutor.core.protocol.ids import Attempt
 from elasticutor.state.checkpoint.files import newest, read_table, write_table
 from elasticutor.state.checkpoint.forms import FileName, StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location

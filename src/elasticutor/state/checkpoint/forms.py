@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Self
 
 import pyarrow as pa
 
-from elasticutor.core.ids import Attempt, Epoch
+from elasticutor.core.protocol.ids import Attempt, Epoch
 from elasticutor.errors import BadValueError
 
 LAYOUT: Final = 1

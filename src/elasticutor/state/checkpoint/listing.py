@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from elasticutor.core.ids import Attempt, Epoch
+from elasticutor.core.protocol.ids import Attempt, Epoch
 from elasticutor.state.checkpoint.claims import CLAIMS, Claim, Holder, _names
 from elasticutor.state.checkpoint.errors import STORAGE_FAULTS, CheckpointError
 from elasticutor.state.checkpoint.files import check

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Self
 
-from elasticutor.core.ids import Attempt, Epoch
+from elasticutor.core.protocol.ids import Attempt, Epoch
 from elasticutor.state.checkpoint.errors import (
     AbsentError,
     CheckpointError,

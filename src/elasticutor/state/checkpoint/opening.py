@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from elasticutor.core.ids import Epoch
+from elasticutor.core.protocol.ids import Epoch
 from elasticutor.state.checkpoint.errors import (
     CheckpointError,
     DamagedError,

@@ -16,8 +16,8 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from elasticutor.core.ids import Epoch
 from elasticutor.core.keys import executors_of
+from elasticutor.core.protocol.ids import Epoch
 from elasticutor.errors import BadValueError, UnsupportedKeyError
 from elasticutor.state.checkpoint.errors import (
     AbsentError,
@@ -154,7 +154,7 @@ class StateReader:
 
     Example:
         >>> import tempfile
-        >>> from elasticutor.core.ids import Attempt, ShardId
+        >>> from elasticutor.core.protocol.ids import Attempt, ShardId
         >>> from elasticutor.state.checkpoint import Checkpoint, write_increment
         >>> from elasticutor.state.codec import encode
         >>> from elasticutor.state.levels import Record

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from elasticutor.core.ids import Attempt, Epoch
 from elasticutor.core.keys import Hashes, executors_of, key_hashes, shards_of
+from elasticutor.core.protocol.ids import Attempt, Epoch
 from elasticutor.errors import BadValueError
 from elasticutor.state.checkpoint.files import in_shard_order, rows_of, table_of, write_table
 from elasticutor.state.checkpoint.forms import FileName, StateFile, StateForm

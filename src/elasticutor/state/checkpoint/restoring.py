@@ -7,7 +7,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from elasticutor.core.ids import Epoch, ShardId
+from elasticutor.core.protocol.ids import Epoch, ShardId
 from elasticutor.state.checkpoint.files import (
     empty_table,
     newest,

@@ -1,0 +1,192 @@
+"""What the main process knows of each of its tasks, and how much it gives each ahead of time.
+
+Binding is late: tuples wait in the main process, and a task is handed only a small window of work.
+A label interrupts that window: the tuples of its shard that the task has not begun come back, so
+that the time to drain a shard is that of one tuple and does not grow with the backlog.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum
+
+import msgspec
+
+from elasticutor.core.executor.batch import Part, divided
+from elasticutor.core.executor.config import ExecutorConfig
+from elasticutor.core.executor.receiver import HELD
+from elasticutor.core.protocol.ids import ChunkId, NodeId, ShardId, TaskId
+
+_LEAST_CHUNK_S = 0.002  # a chunk of less work costs as much as it does
+_MANY_CHUNKS = 4  # a queue of more is a backlog
+_SMOOTHING = 0.3  # weight of the newest chunk in a task's cost per tuple
+
+
+class TaskStatus(Enum):
+    """Where a task is in its life."""
+
+    STARTING = "starting"
+    """Its process is not up yet; it has no shards."""
+    ACTIVE = "active"
+    LEAVING = "leaving"
+    """Its core is wanted elsewhere; it works until its last shard has left."""
+
+
+class Flight(msgspec.Struct, eq=False):
+    """A chunk that was handed to a task and is not answered yet."""
+
+    chunk: ChunkId
+    parts: list[Part]
+    """What is left of it: neither processed nor returned."""
+    rows: int
+    estimate_s: float
+    sent_at: float
+
+    def cut(self, parts: list[Part], rows: int) -> float:
+        """Have only these tuples left; returns the estimated work of the others."""
+        left_s = self.estimate_s * rows / self.rows
+        gone_s = self.estimate_s - left_s
+        self.parts, self.rows, self.estimate_s = parts, rows, left_s
+        return gone_s
+
+
+@dataclass(slots=True)
+class TaskView:
+    """A task, as the main process sees it."""
+
+    id: TaskId
+    node: NodeId
+    status: TaskStatus = TaskStatus.STARTING
+    slot: int = HELD
+    """Its queue in the receiver; `HELD` only while it is starting."""
+    flights: deque[Flight] = field(default_factory=deque)
+    in_flight_s: float = 0.0
+    """Estimated work of all flights."""
+    granted_at: float = 0.0
+    row_s: float | None = None
+    """Measured seconds per tuple; None before the first measurement."""
+
+    departures: int = 0
+    """How many shards are about to leave it."""
+
+    @property
+    def running(self) -> bool:
+        """Whether its process is up."""
+        return self.status is not TaskStatus.STARTING
+
+    @property
+    def staying(self) -> bool:
+        """Whether shards may be given to it."""
+        return self.status is TaskStatus.ACTIVE
+
+    def full(self, config: ExecutorConfig, share: int | None = None) -> bool:
+        """Whether it has been given as much as it may have ahead of time.
+
+        Args:
+            config: Of the executor.
+            share: As for `next_rows`: the window shrinks with the chunks, so that what is left can
+                still go to another task.
+        """
+        chunks = len(self.flights)
+        if chunks < config.min_chunks:
+            return False
+        if chunks >= config.max_chunks or self.row_s is None:
+            return True
+        window_s = self.window_s(config)
+        if share is not None:
+            window_s = min(window_s, max(share * self.row_s, _LEAST_CHUNK_S))
+        return self.in_flight_s >= window_s
+
+    def window_s(self, config: ExecutorConfig) -> float:
+        """How much work it may be given ahead of time."""
+        return max(config.window_s, 2 * config.bulk_s) if self._cheap(config) else config.window_s
+
+    def _cheap(self, config: ExecutorConfig) -> bool:
+        return self.row_s is not None and self.row_s * config.bulk_rows <= config.chunk_s
+
+    def next_rows(self, config: ExecutorConfig, share: int | None = None, backlog: int = 0) -> int:
+        """How many tuples the next chunk may have, when the window is not full.
+
+        A chunk costs the same however many tuples it has. So a task with a backlog gets larger
+        ones, and works it off faster than it came; as it shrinks, so do they.
+
+        Args:
+            config: Of the executor.
+            share: If no more tuples of the epoch come: how many of those that wait it should take
+                at most, so that no task has a large chunk to itself when the others are done.
+            backlog: How many tuples wait for the task.
+        """
+        if self.row_s is None:
+            return min(config.first_chunk_rows, config.max_chunk_rows)
+        chunk_s = max(config.chunk_s, config.bulk_s) if self._cheap(config) else config.chunk_s
+        if self.departures:
+            chunk_s = min(chunk_s, config.moving_chunk_s)
+        rows = self._rows_of(chunk_s, config)
+        if backlog > _MANY_CHUNKS * rows and not self.departures:
+            most = self._rows_of(max(chunk_s, 2 * config.bulk_s), config)
+            rows = max(rows, min(backlog // _MANY_CHUNKS, most))
+        if share is None or share >= rows:
+            return rows
+        return max(share, self._rows_of(min(_LEAST_CHUNK_S, config.chunk_s), config))
+
+    def _rows_of(self, seconds: float, config: ExecutorConfig) -> int:
+        """How many tuples take so long, as measured."""
+        assert self.row_s is not None  # the caller has looked
+        if self.row_s * config.max_chunk_rows <= seconds:
+            return config.max_chunk_rows
+        return max(1, int(seconds / self.row_s))
+
+    def hand_over(self, chunk: ChunkId, parts: list[Part], rows: int, now: float) -> Flight:
+        """Note that a chunk is on its way to the task."""
+        flight = Flight(chunk, parts, rows, rows * (self.row_s or 0.0), now)
+        self.flights.append(flight)
+        self.in_flight_s += flight.estimate_s
+        return flight
+
+    def answered(self, rows: int, useful_s: float) -> list[Part]:
+        """Note that so many tuples of the oldest chunk are processed; returns them."""
+        flight = self.flights[0]
+        done = flight.parts
+        if rows == flight.rows:
+            self.flights.popleft()
+            self._relieve(flight.estimate_s)
+        else:
+            done, left = divided(flight.parts, rows)
+            self._relieve(flight.cut(left, flight.rows - rows))
+        measured = useful_s / rows
+        old = self.row_s
+        self.row_s = measured if old is None else old + _SMOOTHING * (measured - old)
+        return done
+
+    def unanswered(self, shard: ShardId) -> int:
+        """How many tuples of the shard are in chunks that are not answered."""
+        found = [part.shards == shard for flight in self.flights for part in flight.parts]
+        return int(sum(mask.sum() for mask in found))
+
+    def give_back(self, shard: ShardId) -> list[Part]:
+        """Take the shard's tuples out of all chunks, in their order; nobody answers for them."""
+        back: list[Part] = []
+        for flight in self.flights:
+            left: list[Part] = []
+            for part in flight.parts:
+                mine = part.shards == shard
+                if not mine.any():
+                    left.append(part)
+                    continue
+                back.append(part.pick(mine))
+                if back[-1].count < part.count:
+                    left.append(part.pick(~mine))
+            self._relieve(flight.cut(left, sum(part.count for part in left)))
+        self.flights = deque(flight for flight in self.flights if flight.rows)
+        if not self.flights:
+            self.in_flight_s = 0.0
+        return back
+
+    def _relieve(self, estimate_s: float) -> None:
+        self.in_flight_s = max(0.0, self.in_flight_s - estimate_s) if self.flights else 0.0
+
+    def forget_flights(self) -> None:
+        """Note that nothing handed over before will be answered any more."""
+        self.flights.clear()
+        self.in_flight_s = 0.0

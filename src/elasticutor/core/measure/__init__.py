@@ -1,0 +1,1 @@
+"""Measurements: what executors and sources count, mergeable and without a clock of their own."""

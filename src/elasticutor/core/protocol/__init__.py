@@ -1,0 +1,1 @@
+"""The protocol: identifiers, messages, and each side of the wire once."""

@@ -1,0 +1,153 @@
+"""What tasks, executors and the checkpoint tell `core.protocol.batches`, and what it orders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from elasticutor.core.protocol.coordinator import BeginAttempt, WriteManifest
+from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Ingress:
+    """A task that feeds the operators with one partition of a batch."""
+
+    epoch: Epoch
+    """What the batch's end is to them: its number plus one, since epoch 0 is the empty state."""
+    execution: int
+    """Which execution of a plan."""
+    stage: int
+    """Numbered as they begin, over all executions."""
+    partition: int
+    task: int
+    """No two tasks have the same, not even those of one partition."""
+
+
+# Events ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TaskArrived:
+    """A task wants to send."""
+
+    task: Ingress
+
+
+@dataclass(frozen=True, slots=True)
+class StageCounted:
+    """How many tasks a stage runs, and of how many partitions its data is."""
+
+    execution: int
+    stage: int
+    tasks: int
+    partitions: int
+    output: int | None = None
+    """Of which exchange its output is; the same for a stage that makes lost output anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class WentBack:
+    """The checkpoint is at the attempt's base again."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorReady:
+    """An executor is at the attempt's base, and takes tuples."""
+
+    who: Peer
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorPrepared:
+    """An executor's part of the epoch is durable."""
+
+    who: Peer
+    attempt: Attempt
+    epoch: Epoch
+    notes: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskDone:
+    """A task has sent everything, and has all outputs of it."""
+
+    task: Ingress
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class EpochDurable:
+    """The manifest is written."""
+
+    attempt: Attempt
+    epoch: Epoch
+
+
+BatchEvent = (
+    TaskArrived
+    | StageCounted
+    | WentBack
+    | ExecutorReady
+    | ExecutorPrepared
+    | TaskDone
+    | EpochDurable
+)
+
+
+# Orders ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CountTasks:
+    """Find out how many tasks a stage has, and what its output is for."""
+
+    execution: int
+    stage: int
+
+
+@dataclass(frozen=True, slots=True)
+class GoBack:
+    """Let the checkpoint go on from the base: the newest epoch is to be made anew."""
+
+    attempt: Attempt
+    base: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class BeginBatch(BeginAttempt):
+    """Tell an executor to go to the base, and who its upstreams are; it answers when ready."""
+
+    upstreams: tuple[Peer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Let a task send, under this name."""
+
+    task: Ingress
+    attempt: Attempt
+    upstream: Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Let a task fail, and say why."""
+
+    task: Ingress
+    reason: str
+    again: bool
+    """Whether running the batch again would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Let a task end: all that it has sent is safe."""
+
+    task: Ingress
+
+
+BatchOrder = CountTasks | GoBack | BeginBatch | Admit | Refuse | Leave | WriteManifest

@@ -1,0 +1,352 @@
+"""What can happen to an elastic executor: everything that its main process may be told.
+
+An event says what *has happened*; it is handed to `ElasticExecutor.handle`, which answers with
+instructions (`elasticutor.core.protocol.instructions`). Who sends it is the heading it stands
+under.
+
+Those that are made for every chunk are `msgspec.Struct`s, which are made without a call of Python.
+
+What one sender sends arrives in the order sent: a task's answer to a flush is behind its answers to
+the chunks before it, and its answer to a label behind those to all tuples of the shard that it has
+processed. Between senders nothing is assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from elasticutor.core.executor.batch import ShardArray
+from elasticutor.core.measure.load import RowSeconds
+from elasticutor.core.protocol.ids import (
+    Attempt,
+    ChunkId,
+    Epoch,
+    MoveId,
+    NodeId,
+    Peer,
+    ShardId,
+    TaskId,
+)
+
+# From whoever drives the epochs ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptBegun:
+    """Go on from the state of epoch `base`, with these upstreams and destinations.
+
+    Whatever came after `base` is given up. This is the first event of an executor, the answer to a
+    failure, and, in a Structured Streaming query, the start of every batch.
+    """
+
+    attempt: Attempt
+    base: Epoch
+    epoch: Epoch
+    """The epoch that is open from now on; later than `base`, though not always by one."""
+    upstreams: tuple[Peer, ...]
+    destinations: tuple[Peer, ...] = ()
+    """Where outputs go, when they are forwarded; returned outputs go to the upstreams."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCommitted:
+    """Everybody has prepared the epoch, and it will never be rolled back."""
+
+    attempt: Attempt
+    epoch: Epoch
+
+
+# From the scheduler, and from clocks and watchers of the host -------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CoreGranted:
+    """A core on this node is ours from now on."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class CoreTaken:
+    """The core of this task is wanted elsewhere; its shards are to leave it first."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class BalanceDue:
+    """A balancing interval has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAsked:
+    """Somebody (a person, a benchmark, a test) wants this shard on that task."""
+
+    shard: ShardId
+    destination: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class TaskLost:
+    """A task's process is gone, and with it its cached state."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node is gone, with its tasks and its store. Never the executor's own local node."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFailed:
+    """The host cannot go on with the attempt: storage failed, a link broke, an operator raised.
+
+    Also what a host makes of any refusal that is not of something late: whoever was refused waits
+    for an answer that will not come.
+    """
+
+    attempt: Attempt
+    reason: str
+
+
+# From upstreams ----------------------------------------------------------------------------------
+
+
+class TuplesArrived(msgspec.Struct, eq=False):
+    """A batch of tuples from an upstream; `batch` is opaque, and handed on as it is."""
+
+    upstream: Peer
+    attempt: Attempt
+    batch: Any
+    shards: ShardArray | list[int]
+    """Of each tuple. A list, if they are few (`MOST_SINGLES`): then no array is made of anything,
+    since NumPy costs a microsecond a call however little it does."""
+    size: int
+    """Bytes of the whole batch, as the upstream counts them against its credit."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerArrived:
+    """This upstream has sent all of its tuples of the epoch."""
+
+    upstream: Peer
+    attempt: Attempt
+    epoch: Epoch
+
+
+# From destinations of outputs --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CreditGranted:
+    """The destination takes outputs up to this many bytes, counted from the attempt's start."""
+
+    destination: Peer
+    attempt: Attempt
+    total: int
+
+
+# From tasks --------------------------------------------------------------------------------------
+
+
+class Output(msgspec.Struct):
+    """Outputs of one chunk for one destination; `batch` is opaque."""
+
+    destination: Peer
+    batch: Any
+    size: int
+    rows: int = 0
+
+
+class ChunkProcessed(msgspec.Struct, eq=False):
+    """The task is done with a chunk, and this came out of it."""
+
+    task: TaskId
+    attempt: Attempt
+    chunk: ChunkId
+    useful_s: float
+    """Time spent in the operator; not the time blocked on a queue or a socket."""
+    outputs: Sequence[Output] = ()
+    row_seconds: RowSeconds = None
+    """Time per tuple, where tuples are processed singly."""
+
+
+class ChunkProgressed(msgspec.Struct, eq=False):
+    """The task is done with the first tuples of a chunk, and this came out of them.
+
+    Sent when a label interrupts a chunk; the rest is answered by `ChunkProcessed`, if the label
+    leaves anything of it.
+    """
+
+    task: TaskId
+    attempt: Attempt
+    chunk: ChunkId
+    rows: int
+    """How many of those that were left of the chunk, in their order."""
+    useful_s: float
+    outputs: Sequence[Output] = ()
+    row_seconds: RowSeconds = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWritten:
+    """What the task had changed in the shard is in the store; tuples still flow."""
+
+    task: TaskId
+    move: MoveId
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LabelReached:
+    """The task is done with the shard, whose state is in the store; the rest of it comes back.
+
+    The task has not begun the tuples of the shard that are left in its chunks, and leaves them out.
+    The main process knows which they are: all that no answer has covered.
+    """
+
+    task: TaskId
+    move: MoveId
+    size: int
+    """Bytes of changed state that had to be written for it."""
+    returned: int = 0
+    """How many tuples come back."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFlushed:
+    """All that the task changed in the epoch is in the store."""
+
+    task: TaskId
+    attempt: Attempt
+    epoch: Epoch
+    pause_s: float = 0.0
+    """The longest stretch of time for which this kept the task from its tuples."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReset:
+    """The task has forgotten everything cached, and works for this attempt only."""
+
+    task: TaskId
+    attempt: Attempt
+
+
+# From nodes --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TaskStarted:
+    """The task's process runs, and waits for chunks."""
+
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class ShardOpened:
+    """The destination's store is ready to take the shard's state."""
+
+    move: MoveId
+
+
+@dataclass(frozen=True, slots=True)
+class CopyArrived:
+    """The first copy of the shard's state has reached the destination; tuples still flow."""
+
+    move: MoveId
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateArrived:
+    """The destination's store has everything of the shard."""
+
+    move: MoveId
+    size: int
+    """Bytes that came since `CopyArrived`, so while the shard was held."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardDropped:
+    """The node's store holds nothing of the shard any more."""
+
+    node: NodeId
+    shard: ShardId
+
+
+@dataclass(frozen=True, slots=True)
+class IncrementPersisted:
+    """What the node's shards changed in the epoch is durable."""
+
+    node: NodeId
+    attempt: Attempt
+    epoch: Epoch
+    size: int
+    note: Any = None
+    """What the manifest should say of it; handed on as it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRolledBack:
+    """The node's store is back at the base of the attempt."""
+
+    node: NodeId
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class StateMeasured:
+    """The executor's state on this node has this many bytes now."""
+
+    node: NodeId
+    size: int
+
+
+Event = (
+    AttemptBegun
+    | EpochCommitted
+    | CoreGranted
+    | CoreTaken
+    | BalanceDue
+    | MoveAsked
+    | TaskLost
+    | NodeLost
+    | AttemptFailed
+    | TuplesArrived
+    | MarkerArrived
+    | CreditGranted
+    | ChunkProcessed
+    | ChunkProgressed
+    | ShardWritten
+    | LabelReached
+    | TaskFlushed
+    | TaskReset
+    | TaskStarted
+    | ShardOpened
+    | CopyArrived
+    | StateArrived
+    | ShardDropped
+    | IncrementPersisted
+    | StoreRolledBack
+    | StateMeasured
+)
+
+MOVE_EVENTS = (
+    BalanceDue,
+    MoveAsked,
+    CoreTaken,
+    ShardWritten,
+    LabelReached,
+    ShardOpened,
+    CopyArrived,
+    StateArrived,
+    ShardDropped,
+)
+"""Events on account of moves: none of them may lead to a message to an upstream."""

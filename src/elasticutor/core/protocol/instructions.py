@@ -1,0 +1,338 @@
+"""What an elastic executor asks its host to do, by addressee.
+
+The host (the live runtime, or the simulation) carries instructions out in the order given. All
+that goes to one task travels on one channel in that order, and so does all that goes to one node:
+the protocol rests on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from elasticutor.core.executor.batch import Part
+from elasticutor.core.protocol.ids import (
+    Attempt,
+    ChunkId,
+    Epoch,
+    MoveId,
+    NodeId,
+    Peer,
+    ShardId,
+    TaskId,
+)
+
+Cause = Literal["balance", "core granted", "core taken", "asked", "lost"]
+"""Why a shard moves: the load is uneven, a core came or goes, somebody asked, its task is gone."""
+
+# To a task, in-band with its data ----------------------------------------------------------------
+
+
+class Dispatch(msgspec.Struct, eq=False):
+    """Hand a chunk of tuples to a task."""
+
+    task: TaskId
+    attempt: Attempt
+    epoch: Epoch
+    chunk: ChunkId
+    parts: list[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteShard:
+    """Let the task write what it has changed in the shard, and go on working on it.
+
+    Answered by `ShardWritten`, when it suits the task: the shard's tuples flow meanwhile, and the
+    label has little left to write.
+    """
+
+    task: TaskId
+    move: MoveId
+    shard: ShardId
+
+
+@dataclass(frozen=True, slots=True)
+class SendLabel:
+    """Let the task be done with the shard: tuples of it that are not begun come back.
+
+    Answered by `LabelReached`, before the next tuple.
+    """
+
+    task: TaskId
+    move: MoveId
+    shard: ShardId
+
+
+@dataclass(frozen=True, slots=True)
+class FlushTask:
+    """Let the task write everything it changed in the epoch to the store, while it works on."""
+
+    task: TaskId
+    attempt: Attempt
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class ResetTask:
+    """Let the task forget what it has cached: the attempt it was for is given up."""
+
+    task: TaskId
+    attempt: Attempt
+
+
+# To a node ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStore:
+    """Have an empty store for this executor on the node."""
+
+    node: NodeId
+    attempt: Attempt
+    committed: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class StartTask:
+    """Start a task's process on the node; answered by `TaskStarted`."""
+
+    node: NodeId
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class EndTask:
+    """End the task's process: it has no shards and nothing to do."""
+
+    node: NodeId
+    task: TaskId
+
+
+@dataclass(frozen=True, slots=True)
+class OpenShard:
+    """Make ready to take the shard's state from another node."""
+
+    node: NodeId
+    move: MoveId
+    shard: ShardId
+
+
+@dataclass(frozen=True, slots=True)
+class CopyShard:
+    """Send a copy of the shard's state, and note from now on which keys change."""
+
+    node: NodeId
+    move: MoveId
+    shard: ShardId
+    destination: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class SendRest:
+    """Send what changed in the shard since the copy; there always was one."""
+
+    node: NodeId
+    move: MoveId
+    shard: ShardId
+    destination: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreShard:
+    """Fetch the shard's state of the epoch from the checkpoint."""
+
+    node: NodeId
+    move: MoveId
+    shard: ShardId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class DropShard:
+    """Forget the shard's state: another node has it all."""
+
+    node: NodeId
+    shard: ShardId
+
+
+@dataclass(frozen=True, slots=True)
+class PersistIncrement:
+    """Make durable what these shards changed in the epoch.
+
+    The node takes its snapshot when the instruction reaches it, and writes beside the processing:
+    so moves may start as soon as this has been sent.
+    """
+
+    node: NodeId
+    attempt: Attempt
+    epoch: Epoch
+    shards: tuple[ShardId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitStore:
+    """Fold everything up to the epoch into the committed level."""
+
+    node: NodeId
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class RollBackStore:
+    """Return to the state of epoch `base`, keep these shards and no others."""
+
+    node: NodeId
+    attempt: Attempt
+    base: Epoch
+    shards: tuple[ShardId, ...]
+
+
+# To an upstream ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GrantCredit:
+    """The upstream may send up to this many bytes, counted from the attempt's start."""
+
+    upstream: Peer
+    attempt: Attempt
+    total: int
+
+
+# To a destination of outputs ---------------------------------------------------------------------
+
+
+class Emit(msgspec.Struct):
+    """Send outputs."""
+
+    destination: Peer
+    attempt: Attempt
+    batch: Any
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class EmitMarker:
+    """All outputs of the epoch for this destination have been sent."""
+
+    destination: Peer
+    attempt: Attempt
+    epoch: Epoch
+
+
+# To whoever drives the epochs --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReady:
+    """The state of the attempt's base is in place, tuples are welcome."""
+
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPrepared:
+    """The epoch is durable here; it is kept and not yet committed."""
+
+    attempt: Attempt
+    epoch: Epoch
+    notes: tuple[Any, ...] = ()
+    """What the nodes said of their increments, for the manifest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFailure:
+    """The attempt cannot go on: what it did since its last epoch is lost in part."""
+
+    attempt: Attempt
+    reason: str
+
+
+# For the record ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReportMove:
+    """A shard has moved; times as the paper's figures 8 and 9 split them."""
+
+    move: MoveId
+    shard: ShardId
+    source: TaskId | None
+    destination: TaskId
+    remote: bool
+    cause: Cause
+    sync_s: float
+    """From the label until the source task had reached it."""
+    migration_s: float
+    """From then until the state was with the destination; 0 within a node."""
+    copied: int
+    """Bytes sent before the shard was held."""
+    migrated: int
+    """Bytes sent while it was held."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportSealed:
+    """All tuples of an epoch are processed, and what they changed is in the stores."""
+
+    attempt: Attempt
+    epoch: Epoch
+    align_s: float
+    """From the first marker until all had come, and the epoch's tuples were handed to tasks."""
+    flush_s: float
+    """From then until the last task had written its changes, beside the next epoch's tuples."""
+    pause_s: float = 0.0
+    """The longest that this kept a task from its tuples at a time: what is felt of the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportHotShards:
+    """These shards fill a core each, alone: no further core can help them."""
+
+    shards: tuple[ShardId, ...]
+
+
+Instruction = (
+    Dispatch
+    | WriteShard
+    | SendLabel
+    | FlushTask
+    | ResetTask
+    | OpenStore
+    | StartTask
+    | EndTask
+    | OpenShard
+    | CopyShard
+    | SendRest
+    | RestoreShard
+    | DropShard
+    | PersistIncrement
+    | CommitStore
+    | RollBackStore
+    | GrantCredit
+    | Emit
+    | EmitMarker
+    | ReportReady
+    | ReportPrepared
+    | ReportFailure
+    | ReportMove
+    | ReportSealed
+    | ReportHotShards
+)
+
+TO_TASK = (Dispatch, WriteShard, SendLabel, FlushTask, ResetTask)
+TO_NODE = (
+    OpenStore,
+    StartTask,
+    EndTask,
+    OpenShard,
+    CopyShard,
+    SendRest,
+    RestoreShard,
+    DropShard,
+    PersistIncrement,
+    CommitStore,
+    RollBackStore,
+)

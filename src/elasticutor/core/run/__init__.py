@@ -1,0 +1,1 @@
+"""The life of a run: what the driver decides about its participants."""

@@ -1,0 +1,83 @@
+"""Which participants of a run have yet to learn where which others are.
+
+A participant needs the addresses of its upstreams (for credits) and of its destinations, and of no
+others. All processes of a source, an operator or a sink need the same ones, so that one message,
+written once, does for all of them. One that was replaced has a new address: those that need it
+learn that address alone, and the newcomer learns all that it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from elasticutor.core.protocol.ids import Peer
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction:
+    """Tell some participants where some others are."""
+
+    receivers: tuple[Peer, ...]
+    whom: tuple[Peer, ...]
+
+
+class Introductions:
+    """Remembers who has learnt of whom.
+
+    Args:
+        groups: The members of each group, and all participants whose addresses they need.
+
+    Example:
+        >>> sources, executors = ["clicks.0"], ["count.0", "count.1"]
+        >>> introductions = Introductions([(sources, executors), (executors, sources)])
+        >>> for who in ("clicks.0", "count.0", "count.1"):
+        ...     introductions.came(who)
+        >>> for due in introductions.due():
+        ...     print(*due.receivers, "learn of", *due.whom)
+        clicks.0 learn of count.0 count.1
+        count.0 count.1 learn of clicks.0
+        >>> introductions.came("count.1")  # another one in its place
+        >>> for due in introductions.due():
+        ...     print(*due.receivers, "learn of", *due.whom)
+        clicks.0 learn of count.1
+        count.1 learn of clicks.0
+    """
+
+    def __init__(self, groups: Iterable[tuple[Iterable[str], Iterable[str]]]) -> None:
+        self._groups = tuple(
+            (tuple(map(Peer, members)), tuple(map(Peer, needed))) for members, needed in groups
+        )
+        self._arrivals = 0
+        self._came_at: dict[str, int] = {}
+        """When each that is there came, counted in arrivals."""
+        self._told_at: dict[str, int] = {}
+        """Up to which arrival each that is there knows whom it needs."""
+
+    def came(self, who: str) -> None:
+        """A participant is there, at an address that no other participant knows."""
+        self._arrivals += 1
+        self._came_at[who] = self._arrivals
+        self._told_at[who] = 0
+
+    def left(self, who: str) -> None:
+        """A participant is gone."""
+        self._came_at.pop(who, None)
+        self._told_at.pop(who, None)
+
+    def due(self) -> list[Introduction]:
+        """What is to be told now, to those that are there; each is due once."""
+        return list(self._due())
+
+    def _due(self) -> Iterator[Introduction]:
+        for members, needed in self._groups:
+            by_time: dict[int, list[Peer]] = {}
+            for member in members:
+                told_at = self._told_at.get(member)
+                if told_at is not None and told_at < self._arrivals:
+                    by_time.setdefault(told_at, []).append(member)
+                    self._told_at[member] = self._arrivals
+            for told_at, receivers in by_time.items():
+                whom = tuple(who for who in needed if self._came_at.get(who, 0) > told_at)
+                if whom:
+                    yield Introduction(tuple(receivers), whom)

@@ -1,0 +1,1 @@
+"""The dynamic scheduler (paper 4): how many cores each executor gets, and which ones."""

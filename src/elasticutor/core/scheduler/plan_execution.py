@@ -1,0 +1,169 @@
+"""Carrying a plan out, step by step: cores are given up first, and granted when they are free.
+
+Who carries it out tells everybody which cores to have from now on, and says what has come of it: a
+core is free only when the task on it is gone, which takes as long as its shards take to leave.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import TypeAlias
+
+from elasticutor.core.protocol.ids import NodeId, Peer
+
+Cores: TypeAlias = Mapping[NodeId, int]
+
+GRANT_S = 10.0
+"""How long a plan may wait for cores to become free before it is given up, in seconds."""
+
+
+class CoresInUse:
+    """Counts the cores that executors use on every node, executor by executor.
+
+    A core is in use from when it is promised until the task on it is gone. Who changes is counted
+    again, and nobody else: a cluster has many executors, and tasks come and go all the time.
+
+    Args:
+        shared: Executors that have only a part of a core, and so keep nobody from one.
+
+    Example:
+        >>> a, n = Peer("a"), NodeId("n")
+        >>> in_use = CoresInUse()
+        >>> in_use.set(a, promised={n: 1}, occupied={n: 2})
+        False
+        >>> dict(in_use.by_node)
+        {'n': 2}
+        >>> in_use.set(a, promised={n: 1}, occupied={n: 1})  # a task is gone
+        True
+    """
+
+    def __init__(self, shared: Collection[Peer] = frozenset()) -> None:
+        self._shared = frozenset(shared)
+        self._counted: dict[Peer, dict[NodeId, int]] = {}
+        self.by_node: Counter[NodeId] = Counter()
+
+    def set(self, who: Peer, promised: Cores, occupied: Cores) -> bool:
+        """Count what an executor uses now; returns whether it uses fewer cores on some node."""
+        if who in self._shared:
+            return False
+        before = self._counted.get(who, {})
+        now = {
+            node: max(promised.get(node, 0), occupied.get(node, 0))
+            for node in {*promised, *occupied}
+        }
+        self._counted[who] = now
+        for node, count in now.items():
+            self.by_node[node] += count - before.get(node, 0)
+        for node in before.keys() - now.keys():
+            self.by_node[node] -= before[node]
+        return any(now.get(node, 0) < count for node, count in before.items())
+
+
+class Dealing:
+    """A plan on its way.
+
+    Args:
+        targets: The cores that some executors should have in the end.
+        shared: Executors that share cores with others: they keep nobody from a core of its own.
+
+    Example:
+        Both have a core on the only node, which has two; one is to have both.
+
+        >>> a, b, n = Peer("a"), Peer("b"), NodeId("n")
+        >>> dealing = Dealing({a: {n: 2}, b: {n: 1}})
+        >>> has = {a: {n: 1}, b: {n: 2}}
+        >>> dealing.give_up(has)
+        {'b': {'n': 1}}
+        >>> has[b] = {n: 1}
+        >>> dealing.grant(has, {a: {n: 1}, b: {n: 2}}, {n: 3})  # b's task has yet to leave
+        {}
+        >>> dealing.grant(has, {a: {n: 1}, b: {n: 1}}, {n: 3})
+        {'a': {'n': 2}}
+        >>> dealing.done
+        True
+    """
+
+    def __init__(
+        self, targets: Mapping[Peer, Cores], shared: Collection[Peer] = frozenset()
+    ) -> None:
+        self._shared = frozenset(shared)
+        self._left = {
+            who: {node: count for node, count in cores.items() if count}
+            for who, cores in targets.items()
+        }
+
+    @property
+    def done(self) -> bool:
+        """Whether everybody has been told to have what it should have."""
+        return not self._left
+
+    @property
+    def waiting(self) -> tuple[Peer, ...]:
+        """The executors that have yet to get cores."""
+        return tuple(self._left)
+
+    def forget(self, who: Peer) -> None:
+        """Leave an executor as it is."""
+        self._left.pop(who, None)
+
+    def give_up(self, promised: Mapping[Peer, Cores]) -> dict[Peer, dict[NodeId, int]]:
+        """The first step: who is to have fewer cores from now on, and which.
+
+        One that changes all of its cores for others gets them at once, for it cannot do without:
+        for a moment there is more than one task on a core.
+        """
+        orders: dict[Peer, dict[NodeId, int]] = {}
+        for who, target in list(self._left.items()):
+            has = promised[who]
+            kept = {node: min(count, target.get(node, 0)) for node, count in has.items()}
+            kept = {node: count for node, count in kept.items() if count}
+            if not kept:
+                orders[who] = self._left.pop(who)
+            elif kept != has:
+                orders[who] = kept
+        return orders
+
+    def grant(
+        self,
+        promised: Mapping[Peer, Cores],
+        occupied: Mapping[Peer, Cores],
+        nodes: Mapping[NodeId, int],
+    ) -> dict[Peer, dict[NodeId, int]]:
+        """Any later step: who is to have more cores from now on, and which.
+
+        Args:
+            promised: What every executor has been told to have.
+            occupied: On which nodes it has tasks, those included that are about to leave.
+            nodes: The cores of every node.
+        """
+        in_use = CoresInUse(self._shared)
+        for who in {*promised, *occupied}:
+            in_use.set(who, promised.get(who, {}), occupied.get(who, {}))
+        return self.grant_from(promised, in_use, nodes)
+
+    def grant_from(
+        self, promised: Mapping[Peer, Cores], in_use: CoresInUse, nodes: Mapping[NodeId, int]
+    ) -> dict[Peer, dict[NodeId, int]]:
+        """The same, where a count of the cores in use is kept from step to step.
+
+        Args:
+            promised: What every executor of `waiting` has been told to have.
+            in_use: The cores that all executors of the cluster use; those granted now are not among
+                them until they are counted.
+            nodes: The cores of every node.
+        """
+        used = Counter(in_use.by_node)
+        orders: dict[Peer, dict[NodeId, int]] = {}
+        for who, target in list(self._left.items()):
+            cores = dict(promised[who])
+            for node, count in target.items():
+                more = min(count - cores.get(node, 0), nodes.get(node, 0) - used[node])
+                if more > 0:
+                    cores[node] = cores.get(node, 0) + more
+                    used[node] += more
+            if cores != promised[who]:
+                orders[who] = cores
+            if cores == target:
+                del self._left[who]
+        return orders
