@@ -17,9 +17,9 @@ from typer.testing import CliRunner, Result
 
 from elasticutor.bench import live
 from elasticutor.cli.app import app
-from elasticutor.runtime.cluster import BaseCluster
-from elasticutor.runtime.process_cluster import ProcessCluster
-from elasticutor.runtime.run import Run
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.process_cluster import ProcessCluster
+from elasticutor.driver.run import Run
 
 LIVE = ("throughput", "latency", "path", "width", "shuffle", "memory", "elastic", "scheduler")
 

@@ -34,10 +34,10 @@ from elasticutor.bench.checkpoint_state import Store, Sweep, filled
 from elasticutor.bench.live import BenchError, Machine
 from elasticutor.cli import bench_checkpoint
 from elasticutor.cli.app import app
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.process_cluster import ProcessCluster
+from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
-from elasticutor.runtime.cluster import BaseCluster
-from elasticutor.runtime.process_cluster import ProcessCluster
-from elasticutor.runtime.run import Run
 
 QUICK = ("--interval", "0.2", "--seconds", "0.8", "--warm-up", "0.3", "--pairs", "1")
 SMALL = (*QUICK, "--keys", "500", "--cores", "1", "--state-keys", "2000")

@@ -24,7 +24,7 @@ from elasticutor.bench.live import BenchError
 from elasticutor.bench.peer import PeerRun, PeerSetting, PeerWork
 from elasticutor.cli.app import app
 from elasticutor.core.paradigm import Paradigm
-from elasticutor.runtime.cluster import BaseCluster
+from elasticutor.driver.cluster import BaseCluster
 from elasticutor.sources import Generator
 
 NOWHERE: Any = None

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 from elasticutor._version import __version__
 
 if TYPE_CHECKING:
+    from elasticutor.driver.life.phases import RunError
+    from elasticutor.driver.run import Run
     from elasticutor.operator import Context, Operator, OperatorError
-    from elasticutor.runtime.phases import RunError
-    from elasticutor.runtime.run import Run
     from elasticutor.sinks import (
         CallableSink,
         EpochWriter,
@@ -89,8 +89,8 @@ __all__ = [
 
 _HOMES = {
     "elasticutor.operator": ("Context", "Operator", "OperatorError"),
-    "elasticutor.runtime.run": ("Run",),
-    "elasticutor.runtime.phases": ("RunError",),
+    "elasticutor.driver.run": ("Run",),
+    "elasticutor.driver.life.phases": ("RunError",),
     "elasticutor.sinks": (
         "CallableSink",
         "EpochWriter",

@@ -29,8 +29,8 @@ from elasticutor.topology import Topology
 
 if TYPE_CHECKING:
     from elasticutor.core.paradigm import Paradigm
-    from elasticutor.runtime.cluster import BaseCluster
-    from elasticutor.runtime.run import Run
+    from elasticutor.driver.cluster import BaseCluster
+    from elasticutor.driver.run import Run
 
 NODES = 2
 CORES = 4

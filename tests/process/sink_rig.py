@@ -21,7 +21,7 @@ from elasticutor.core.protocol.coordinator import (
 )
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
 from elasticutor.process.sink import SinkProcess
-from elasticutor.runtime.specs import SinkSpec, Site, Tempo
+from elasticutor.process.specs import SinkSpec, Site, Tempo
 from elasticutor.sinks import Sink
 from elasticutor.transport import messages as say
 from elasticutor.transport.codec import RowTuples, Tuples, decode, encode

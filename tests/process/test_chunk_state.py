@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError
 from elasticutor.operator import BatchState
-from elasticutor.process.chunk_state import ChunkState, groups_of
+from elasticutor.process.operator.chunk_state import ChunkState, groups_of
 from elasticutor.state.backend import MemoryBackend
 from elasticutor.state.cache import Codec, StateCache
 from elasticutor.state.levels import Levels

@@ -22,10 +22,10 @@ from elasticutor.core.protocol.ids import Attempt, ChunkId, Epoch, ShardId
 from elasticutor.core.protocol.task_inbox import SingleWork, Work
 from elasticutor.errors import BadValueError, StaleAttemptError
 from elasticutor.operator import BatchState, Operator, OperatorError, State
-from elasticutor.process import chunk_run
-from elasticutor.process import operator_runner as operating
-from elasticutor.process.chunk_run import ChunkRun, Done, SingleRun
-from elasticutor.process.operator_runner import OperatorRunner
+from elasticutor.process.operator import chunk_run
+from elasticutor.process.operator import runner as operating
+from elasticutor.process.operator.chunk_run import ChunkRun, Done, SingleRun
+from elasticutor.process.operator.runner import OperatorRunner
 from elasticutor.state.backend import MemoryBackend
 from elasticutor.state.cache import Codec, StateCache
 from elasticutor.state.levels import Levels
@@ -279,7 +279,7 @@ def test_an_error_names_operator_key_and_row_and_shows_the_users_frames_only() -
     assert (error.operator, error.key, error.row) == ("op", "'b'", "Row(user='b', n=0)")
     assert "ZeroDivisionError: division by zero" in str(error)
     assert "in deeper" in error.trace
-    assert "process/operator_runner.py" not in error.trace
+    assert "process/operator/runner.py" not in error.trace
 
 
 def test_an_error_after_a_yield_is_the_same_rows() -> None:
@@ -464,7 +464,7 @@ def test_counting_by_batch_is_counting_by_record(
 
 def test_a_task_does_without_what_it_does_not_need() -> None:
     code = (
-        "import sys, elasticutor.process.operator_runner; "
+        "import sys, elasticutor.process.operator.runner; "
         "print([m for m in ('pyarrow.compute', 'pandas', 'pyspark') if m in sys.modules])"
     )
     told = subprocess.run(

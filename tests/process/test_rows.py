@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticutor.process.rows import MisfitError, RowWriter, keys_of, values_of
+from elasticutor.process.operator.rows import MisfitError, RowWriter, keys_of, values_of
 
 NOW = dt.datetime(2024, 2, 29, 12, 30, 0, 5)
 ZONED = NOW.replace(tzinfo=dt.UTC)

@@ -20,9 +20,9 @@ from elasticutor.core.protocol.coordinator import (
 )
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
 from elasticutor.core.protocol.repartition import PauseUpstream
-from elasticutor.process.rows import MisfitError
+from elasticutor.process.operator.rows import MisfitError
 from elasticutor.process.source import SourceProcess, batch_rows
-from elasticutor.runtime.specs import Route, Site, SourceSpec, Tempo
+from elasticutor.process.specs import Route, Site, SourceSpec, Tempo
 from elasticutor.sources import Offer, Reader, RowOffer, Source
 from elasticutor.transport import messages as say
 from elasticutor.transport.codec import Credit, RowTuples, Tuples

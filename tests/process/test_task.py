@@ -25,8 +25,8 @@ from elasticutor.core.protocol.ids import (
     TaskId,
 )
 from elasticutor.operator import Operator
+from elasticutor.process.specs import OperatorSpec, Route, Site, TaskSpec
 from elasticutor.process.task import TaskProcess
-from elasticutor.runtime.specs import OperatorSpec, Route, Site, TaskSpec
 from elasticutor.state.levels import Levels
 from elasticutor.state.lmdb_backend import LmdbBackend
 from elasticutor.transport.codec import Chunk, Result, RowChunk, RowResult

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.runtime.live import processes_of, started, wait_until
 
-from elasticutor.runtime.process_cluster import ProcessCluster
+from elasticutor.driver.process_cluster import ProcessCluster
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ import cloudpickle
 import psutil
 import pyarrow as pa
 
+from elasticutor.driver.process_cluster import ProcessCluster
+from elasticutor.driver.run import Run
 from elasticutor.operator import BatchState, Operator, State
-from elasticutor.runtime.places import SHARED_MEMORY
-from elasticutor.runtime.process_cluster import ProcessCluster
-from elasticutor.runtime.run import Run
+from elasticutor.process.hosting.directories import SHARED_MEMORY
 from elasticutor.sinks import MemorySink, Sink
 from elasticutor.sources import Source
 from elasticutor.topology import Topology

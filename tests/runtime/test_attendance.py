@@ -11,9 +11,9 @@ import pytest
 from elasticutor.bench.operators import CountAndSum
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.placement import Placement
-from elasticutor.runtime.attendance import Attendance
-from elasticutor.runtime.blueprint import Blueprint, in_paradigm
-from elasticutor.runtime.specs import Tempo
+from elasticutor.driver.blueprint import Blueprint, in_paradigm
+from elasticutor.driver.life.participants import Attendance
+from elasticutor.process.specs import Tempo
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Plan, Topology

@@ -18,15 +18,15 @@ from tests.runtime.live import PATIENCE_S, Chain, Link, link, wait_until
 
 from elasticutor.core.protocol.batches import Ingress
 from elasticutor.core.protocol.ids import Epoch
+from elasticutor.driver.process_cluster import ProcessCluster
+from elasticutor.driver.queries.batch_driver import BatchDriver
+from elasticutor.driver.queries.reception import QuerySeen, Reception, goes_on
+from elasticutor.driver.run import Run
 from elasticutor.errors import ElasticutorError
 from elasticutor.operator import Operator, OperatorError, State
-from elasticutor.runtime import ingress
-from elasticutor.runtime.batch_driver import BatchDriver
-from elasticutor.runtime.batch_errors import BatchError
-from elasticutor.runtime.ingress import Feed, Station
-from elasticutor.runtime.process_cluster import ProcessCluster
-from elasticutor.runtime.reception import QuerySeen, Reception, goes_on
-from elasticutor.runtime.run import Run
+from elasticutor.process import ingress
+from elasticutor.process.batch_errors import BatchError
+from elasticutor.process.ingress import Feed, Station
 from elasticutor.schemas import to_arrow
 from elasticutor.state.checkpoint import MismatchError
 from elasticutor.topology import OperatorPlan, Plan, pickled

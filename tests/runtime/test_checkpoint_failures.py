@@ -12,10 +12,10 @@ import pytest
 from tests.runtime.live import PATIENCE_S, Chain, folded, started, wait_until
 from tests.runtime.test_recovery import ENDLESS, chained, committed, submitted
 
+from elasticutor.driver.process_cluster import ProcessCluster
+from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError, StateFullError
 from elasticutor.operator import Operator, State
-from elasticutor.runtime.process_cluster import ProcessCluster
-from elasticutor.runtime.run import Run
 from elasticutor.sinks import NoSink
 from elasticutor.state.checkpoint import (
     CheckpointError,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from elasticutor.errors import ElasticutorError
-from elasticutor.runtime.hosts import Bootstrap, NodesWanted, home, host_ends, host_nodes
+from elasticutor.process.hosting.hosts import Bootstrap, NodesWanted, home, host_ends, host_nodes
 from elasticutor.transport.channels import Endpoint
 from elasticutor.transport.security import ClusterKeys
 

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticutor.runtime.journal import Journal
+from elasticutor.driver.journal import Journal
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.runtime.live import chain_of
 
-from elasticutor.runtime import keeping
-from elasticutor.runtime.keeping import opened, release
+from elasticutor.driver import checkpoints as keeping
+from elasticutor.driver.checkpoints import opened, release
 from elasticutor.sources import IterableSource
 from elasticutor.state.checkpoint import (
     Checkpoint,

@@ -13,8 +13,8 @@ import pytest
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.measure.metrics import ExecutorMetrics, Meter
 from elasticutor.core.protocol.ids import NodeId, Peer, TaskId
-from elasticutor.runtime import ledger as module
-from elasticutor.runtime.ledger import Ledger
+from elasticutor.driver import metrics as module
+from elasticutor.driver.metrics import Ledger
 from elasticutor.transport import messages as say
 
 SEEN = {TaskId(1): say.TaskSeen(NodeId("n0"), "running", 0.5, 8, 99)}

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from elasticutor.bench.consistency import Links, bench_consistency, violations
+from elasticutor.driver.life.phases import RunError
+from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.operator import Operator, State
-from elasticutor.runtime.phases import RunError
-from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology

@@ -33,12 +33,12 @@ from tests.runtime.live import (
 )
 
 from elasticutor.core.protocol.ids import TaskId
+from elasticutor.driver.hub import ClusterError
+from elasticutor.driver.life.phases import RunError
+from elasticutor.driver.process_cluster import ProcessCluster
+from elasticutor.driver.run import Run
 from elasticutor.errors import ElasticutorError, StateFullError
 from elasticutor.operator import Context, Operator, OperatorError, State
-from elasticutor.runtime.hub import ClusterError
-from elasticutor.runtime.phases import RunError
-from elasticutor.runtime.process_cluster import ProcessCluster
-from elasticutor.runtime.run import Run
 from elasticutor.sinks import CallableSink, MemorySink, Sink, SinkError, Writer
 from elasticutor.sources import Generator, Reader, Source
 from elasticutor.topology import Topology
@@ -333,7 +333,7 @@ def test_a_cluster_that_was_stopped_ends_its_runs_and_says_so() -> None:
 _SCRIPT = """
 import sys
 from elasticutor.operator import Operator
-from elasticutor.runtime.process_cluster import ProcessCluster
+from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology

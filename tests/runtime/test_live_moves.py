@@ -16,10 +16,10 @@ from tests.runtime.live import PATIENCE_S, Chain, by_key, folded, wait_until
 
 from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.core.protocol.ids import TaskId
+from elasticutor.driver.process_cluster import ProcessCluster
+from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError, LastCoreError
 from elasticutor.operator import Context, Operator, State
-from elasticutor.runtime.process_cluster import ProcessCluster
-from elasticutor.runtime.run import Run
 from elasticutor.sinks import CallableSink, MemorySink
 from elasticutor.sources import Generator, HotKey
 from elasticutor.topology import Topology

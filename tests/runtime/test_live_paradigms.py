@@ -11,10 +11,10 @@ from tests.runtime.live import Chain, by_key, folded, started, wait_until
 
 from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.protocol.ids import ShardId
+from elasticutor.driver.blueprint import in_paradigm
+from elasticutor.driver.process_cluster import ProcessCluster
+from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
-from elasticutor.runtime.blueprint import in_paradigm
-from elasticutor.runtime.process_cluster import ProcessCluster
-from elasticutor.runtime.run import Run
 from elasticutor.sinks import MemorySink, NoSink
 from elasticutor.sources import Generator, IterableSource
 from elasticutor.topology import Topology

@@ -25,9 +25,9 @@ from tests.runtime.live import (
 )
 
 from elasticutor.core.paradigm import Paradigm
+from elasticutor.driver.metrics import RunMetrics
+from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.operator import BatchState, Operator, State
-from elasticutor.runtime.ledger import RunMetrics
-from elasticutor.runtime.process_cluster import ProcessCluster
 from elasticutor.sinks import MemorySink
 from elasticutor.sources import Generator, IterableSource
 from elasticutor.topology import Topology

@@ -9,9 +9,9 @@ from elasticutor.bench.work import Emulate
 from elasticutor.core.measure.measurements import TopologySeen
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.scheduler import Plan
-from elasticutor.runtime import scheduling
-from elasticutor.runtime.process_cluster import ProcessCluster
-from elasticutor.runtime.run import Run
+from elasticutor.driver import scheduling
+from elasticutor.driver.process_cluster import ProcessCluster
+from elasticutor.driver.run import Run
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology

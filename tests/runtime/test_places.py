@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from elasticutor.errors import BadValueError
-from elasticutor.runtime.places import (
+from elasticutor.process.hosting.directories import (
     LONGEST_SOCKET_PATH,
     SOCKET_NAME_ROOM,
     Place,
@@ -27,7 +27,7 @@ UID = os.getuid()
 # Holds a place until its stdin ends; the place stays behind, as nobody removes it.
 _HOLD = """
 import sys
-from elasticutor.runtime.places import Place
+from elasticutor.process.hosting.directories import Place
 place = Place.make("c", sys.argv[2], need_bytes=1, shm=sys.argv[1], tmp=sys.argv[1])
 print(place.owned[0], flush=True)
 sys.stdin.read()

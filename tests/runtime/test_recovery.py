@@ -29,11 +29,11 @@ from tests.runtime.live import (
 )
 
 from elasticutor.core.protocol.ids import Peer
+from elasticutor.driver.life.phases import RunError
+from elasticutor.driver.process_cluster import ProcessCluster
+from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError, LastCoreError
 from elasticutor.operator import Operator, OperatorError, State
-from elasticutor.runtime.phases import RunError
-from elasticutor.runtime.process_cluster import ProcessCluster
-from elasticutor.runtime.run import Run
 from elasticutor.sinks import Sink, Writer
 from elasticutor.sources import Generator, Source
 from elasticutor.state.checkpoint import Checkpoint

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from elasticutor.core.keys import executors_of, key_hashes
 from elasticutor.core.protocol.events import Output
 from elasticutor.core.protocol.ids import Peer
-from elasticutor.process.rows import rows_of
-from elasticutor.runtime.routes import Router, RowRouter, greetings
-from elasticutor.runtime.specs import Route
+from elasticutor.process.operator.rows import rows_of
+from elasticutor.process.routes import Router, RowRouter, greetings
+from elasticutor.process.specs import Route
 from elasticutor.transport.codec import Result, decode, encode
 from elasticutor.transport.packets import Births, born
 

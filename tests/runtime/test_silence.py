@@ -18,9 +18,9 @@ from tests.runtime.test_recovery import (
     task_of,
 )
 
-from elasticutor.runtime.phases import RunError
-from elasticutor.runtime.process_cluster import ProcessCluster
-from elasticutor.runtime.run import Run
+from elasticutor.driver.life.phases import RunError
+from elasticutor.driver.process_cluster import ProcessCluster
+from elasticutor.driver.run import Run
 
 SOON_S = 1.5
 

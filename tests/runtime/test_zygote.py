@@ -17,17 +17,17 @@ import psutil
 import pytest
 
 from elasticutor.errors import BadValueError
-from elasticutor.runtime.places import Place, remove_stale
-from elasticutor.runtime.zygote import Ended, Fork, Forked, Zygote, ZygoteError
-from elasticutor.runtime.zygote_server import GC_THRESHOLDS
+from elasticutor.process.hosting.directories import Place, remove_stale
+from elasticutor.process.hosting.zygote import Ended, Fork, Forked, Zygote, ZygoteError
+from elasticutor.process.hosting.zygote_server import GC_THRESHOLDS
 
 PATIENCE_S = 30.0
 
 # What the processes of these tests do.
 _TARGETS = """
 import os, select, signal, subprocess, sys, time
-from elasticutor.runtime import lifeline
-from elasticutor.runtime.zygote import Fork
+from elasticutor.process.hosting import lifeline
+from elasticutor.process.hosting.zygote import Fork
 
 def tell(payload):
     print(payload.decode(), sorted(os.sched_getaffinity(0)), open("/proc/self/comm").read().strip())
@@ -83,8 +83,8 @@ def deaf(payload, zygote):
 # A host as Spark has one: killed without a word. Prints the ids of all its processes.
 _HOST = """
 import os, sys, time
-from elasticutor.runtime.places import Place
-from elasticutor.runtime.zygote import Fork, Zygote
+from elasticutor.process.hosting.directories import Place
+from elasticutor.process.hosting.zygote import Fork, Zygote
 
 base, hidden = sys.argv[1:]
 place = Place.make("c", "n", need_bytes=1, shm=base, tmp=base)
@@ -496,7 +496,7 @@ def test_a_process_watching_its_lifeline_is_killed_when_the_other_end_is_gone() 
     """What replaces the parent-death signal where there is none."""
     reading, held = os.pipe()
     code = (
-        "import sys, time; from elasticutor.runtime.lifeline import Lifeline;"
+        "import sys, time; from elasticutor.process.hosting.lifeline import Lifeline;"
         "Lifeline(int(sys.argv[1])).watch(); print('watching', flush=True); time.sleep(600)"
     )
     with subprocess.Popen(

@@ -23,8 +23,8 @@ from tests.spark.rig import Count
 from elasticutor import elastic, read_state
 from elasticutor.core.protocol import batches as ba
 from elasticutor.core.protocol.coordinator import WriteManifest
-from elasticutor.runtime.batch_driver import BatchDriver
-from elasticutor.runtime.cluster import BaseCluster
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.queries.batch_driver import BatchDriver
 from elasticutor.transport import messages as say
 
 KEYS = 7

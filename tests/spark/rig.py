@@ -19,7 +19,7 @@ import psutil
 import pyarrow as pa
 
 from elasticutor.operator import Operator
-from elasticutor.runtime.places import SHARED_MEMORY
+from elasticutor.process.hosting.directories import SHARED_MEMORY
 from elasticutor.sinks import CallableSink, MemorySink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology
@@ -91,7 +91,7 @@ def of_clusters(pid: int | None = None) -> list[psutil.Process]:
     found = []
     for process in descendants(pid):
         try:
-            if "elasticutor.runtime.zygote" in process.cmdline():
+            if "elasticutor.process.hosting.zygote" in process.cmdline():
                 found.append(process)
         except psutil.Error:
             continue  # It has ended since.

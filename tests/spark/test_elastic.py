@@ -27,8 +27,8 @@ from tests.spark.elastic_rig import (
 from tests.spark.rig import await_that, of_clusters
 
 from elasticutor import Cluster, Operator, elastic
+from elasticutor.driver.queries import reception
 from elasticutor.errors import BadValueError
-from elasticutor.runtime import reception
 from elasticutor.spark.elastic import session_cluster
 
 pytestmark = pytest.mark.usefixtures("own_cluster")

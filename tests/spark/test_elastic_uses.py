@@ -32,9 +32,9 @@ from tests.spark.elastic_rig import (
 from tests.spark.rig import Script, await_that
 
 from elasticutor import Cluster, Run, elastic
-from elasticutor.runtime.batch_driver import BatchDriver
-from elasticutor.runtime.batch_errors import BatchError
-from elasticutor.runtime.ingress import Station
+from elasticutor.driver.queries.batch_driver import BatchDriver
+from elasticutor.process.batch_errors import BatchError
+from elasticutor.process.ingress import Station
 from elasticutor.spark.supervising import is_lost
 
 STATELESS_AQE = "spark.sql.adaptive.streaming.stateless.enabled"

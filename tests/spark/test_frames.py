@@ -16,7 +16,7 @@ from pyspark.sql.types import ArrayType, IntegerType, StringType, StructField, S
 
 from elasticutor.errors import BadValueError, UnsupportedKeyError
 from elasticutor.operator import Operator
-from elasticutor.process.rows import RowWriter, values_of
+from elasticutor.process.operator.rows import RowWriter, values_of
 from elasticutor.spark.frames import Prepared, prepare
 
 HIDDEN = "_part"

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from elasticutor.bench.structured_data import FILES, Files, write_files
 from elasticutor.bench.structured_work import Burning
-from elasticutor.runtime.phases import RunError
+from elasticutor.driver.life.phases import RunError
 from elasticutor.sources import Generator
 from elasticutor.spark.rivals import (
     RIVALS,

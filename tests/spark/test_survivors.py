@@ -20,8 +20,8 @@ from tests.spark.rig import (
     of_clusters,
 )
 
-from elasticutor.runtime.hub import ClusterError
-from elasticutor.runtime.phases import RunError
+from elasticutor.driver.hub import ClusterError
+from elasticutor.driver.life.phases import RunError
 from elasticutor.spark import Cluster
 
 

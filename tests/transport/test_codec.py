@@ -37,7 +37,7 @@ from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.events import Output
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, TaskId
 from elasticutor.core.protocol.keeper import SendSlice
-from elasticutor.runtime import journal
+from elasticutor.driver import journal
 from elasticutor.state.levels import Record
 from elasticutor.transport import control
 from elasticutor.transport import messages as say
@@ -457,8 +457,8 @@ BEAT = named("elasticutor.transport.messages", "Beat")
         ("functools", "partial"),
         ("elasticutor.transport.channels", "Links"),
         ("elasticutor.transport.channels", "Path"),
-        ("elasticutor.runtime.journal", "Journal"),
-        ("elasticutor.runtime.zygote", "ZygoteClient"),
+        ("elasticutor.driver.journal", "Journal"),
+        ("elasticutor.process.hosting.zygote", "ZygoteClient"),
         ("elasticutor.transport.control", "pickle.loads"),
         ("elasticutor.transport.control", "dumps"),
         ("elasticutor.transport.messages", "dataclass"),

@@ -14,7 +14,7 @@ import pytest
 
 from elasticutor.core.protocol.ids import Attempt, NodeId, Peer
 from elasticutor.errors import UnknownPeerError
-from elasticutor.runtime.specs import Site
+from elasticutor.process.specs import Site
 from elasticutor.transport import mailbox as module
 from elasticutor.transport import messages as say
 from elasticutor.transport.channels import ClusterKeys, Endpoint, Links

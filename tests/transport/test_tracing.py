@@ -9,7 +9,7 @@ import pytest
 from tests.transport.test_mailbox import KEYS, PATIENCE_S
 
 from elasticutor.core.protocol.ids import Attempt, NodeId, Peer
-from elasticutor.runtime.specs import Site
+from elasticutor.process.specs import Site
 from elasticutor.transport import tracing
 from elasticutor.transport.channels import Endpoint, Links
 from elasticutor.transport.codec import Credit, Tuples

@@ -30,10 +30,10 @@ from elasticutor.bench.live import (
     watch,
 )
 from elasticutor.bench.operators import CountAndSum, CountAndSumBatch
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
 from elasticutor.operator import Operator
-from elasticutor.runtime.cluster import BaseCluster
-from elasticutor.runtime.run import Run
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology

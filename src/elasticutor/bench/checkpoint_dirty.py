@@ -16,8 +16,8 @@ import numpy as np
 
 from elasticutor.bench.checkpoint_state import PATIENCE_S, Store
 from elasticutor.bench.live import BenchError, Progress, silent, watch
-from elasticutor.runtime.cluster import BaseCluster
-from elasticutor.runtime.run import Run
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.run import Run
 from elasticutor.sinks import NoSink
 from elasticutor.state.checkpoint import StateFile
 

@@ -22,10 +22,10 @@ from elasticutor.bench.checkpoint_state import PATIENCE_S, Store
 from elasticutor.bench.figures import Spread
 from elasticutor.bench.live import BenchError, Progress, silent, spread_as_dict, watch
 from elasticutor.core.protocol.ids import Attempt, ShardId
-from elasticutor.runtime.cluster import BaseCluster
-from elasticutor.runtime.keeping import form_of, opened, release
-from elasticutor.runtime.places import SHARED_MEMORY
-from elasticutor.runtime.run import Run
+from elasticutor.driver.checkpoints import form_of, opened, release
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.run import Run
+from elasticutor.process.hosting.directories import SHARED_MEMORY
 from elasticutor.sinks import MemorySink
 from elasticutor.state.checkpoint import Restorer
 from elasticutor.state.levels import Levels

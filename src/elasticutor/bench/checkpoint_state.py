@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from elasticutor.bench.live import Progress, silent
+from elasticutor.driver.cluster import BaseCluster
 from elasticutor.errors import BadValueError
 from elasticutor.operator import Operator, State
-from elasticutor.runtime.cluster import BaseCluster
 from elasticutor.sinks import NoSink, Sink
 from elasticutor.sources import Offer, Reader, Source
 from elasticutor.state.checkpoint import Location, Manifest, epochs_of

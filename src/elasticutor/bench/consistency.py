@@ -29,8 +29,8 @@ from elasticutor.sources import Generator, Offer, Reader, Source
 from elasticutor.topology import Topology
 
 if TYPE_CHECKING:
-    from elasticutor.runtime.cluster import BaseCluster
-    from elasticutor.runtime.run import Run
+    from elasticutor.driver.cluster import BaseCluster
+    from elasticutor.driver.run import Run
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -377,7 +377,7 @@ def _disturb(
 
 def _change_cores(run: Run, rng: random.Random, executor: int, nodes: list[str]) -> None:
     """Other cores, at least one; does not wait for it, so changes overtake each other too."""
-    from elasticutor.runtime.phases import RunError
+    from elasticutor.driver.life.phases import RunError
 
     wanted = {node: rng.randint(0, CORES) for node in nodes}
     if not any(wanted.values()):

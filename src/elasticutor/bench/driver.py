@@ -23,11 +23,11 @@ from typing import Any, ClassVar
 from elasticutor.bench.live import BenchError, Machine, Progress, silent
 from elasticutor.bench.operators import COUNTS_AND_SUMS, CountAndSum
 from elasticutor.bench.stand_ins import Work, be_ends, be_nodes
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.life.supervisor import Supervisor
+from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
 from elasticutor.operator import Operator, State
-from elasticutor.runtime.cluster import BaseCluster
-from elasticutor.runtime.run import Run
-from elasticutor.runtime.supervisor import Supervisor
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology

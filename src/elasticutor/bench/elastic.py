@@ -25,9 +25,9 @@ from elasticutor.bench.work import Emulate
 from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.scheduler.scheduler import SchedulerConfig
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
-from elasticutor.runtime.cluster import BaseCluster
-from elasticutor.runtime.run import Run
 from elasticutor.sources import Generator, Source
 from elasticutor.topology import Topology
 

@@ -17,7 +17,7 @@ from typing import Any
 from elasticutor.bench.figures import Spread
 from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError
-from elasticutor.runtime.places import SHARED_MEMORY
+from elasticutor.process.hosting.directories import SHARED_MEMORY
 from elasticutor.state.cache import StateCache
 from elasticutor.state.codec import CODEC
 from elasticutor.state.levels import Levels

@@ -36,8 +36,8 @@ from elasticutor.bench.peer import (
     with_checkpoint,
 )
 from elasticutor.bench.work import Burn
+from elasticutor.driver.cluster import BaseCluster
 from elasticutor.errors import BadValueError
-from elasticutor.runtime.cluster import BaseCluster
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from elasticutor.bench.figures import Spread
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.metrics import Moment
+from elasticutor.driver.run import Run
 from elasticutor.errors import ElasticutorError
-from elasticutor.runtime.cluster import BaseCluster
-from elasticutor.runtime.ledger import Moment
-from elasticutor.runtime.run import Run
 
 Progress: TypeAlias = Callable[[str], None]
 """Told what is being done, before it is."""

@@ -17,8 +17,8 @@ import numpy as np
 
 from elasticutor.bench.live import BenchError, Machine, Progress, silent
 from elasticutor.bench.operators import CountAndSumBatch
-from elasticutor.runtime.cluster import BaseCluster
-from elasticutor.runtime.run import Run
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.run import Run
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology

@@ -30,8 +30,8 @@ import numpy as np
 from elasticutor.bench.figures import Spread
 from elasticutor.bench.live import BenchError, Machine, Progress, silent, spread_as_dict, watch
 from elasticutor.bench.work import Burn
-from elasticutor.runtime.cluster import BaseCluster
-from elasticutor.runtime.run import Run
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.run import Run
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology

@@ -34,8 +34,8 @@ from elasticutor.sources import Offer, Reader, Source
 from elasticutor.topology import Topology
 
 if TYPE_CHECKING:
-    from elasticutor.runtime.cluster import BaseCluster
-    from elasticutor.runtime.run import Run
+    from elasticutor.driver.cluster import BaseCluster
+    from elasticutor.driver.run import Run
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]

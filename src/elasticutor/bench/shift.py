@@ -18,7 +18,7 @@ from elasticutor.bench.elastic import Setting, run_once
 from elasticutor.bench.figures import Spread
 from elasticutor.bench.live import Machine, Progress, silent, spread_as_dict
 from elasticutor.bench.peer import PEER, PeerSetting, PeerWork, best_of, described, run_peer
-from elasticutor.runtime.cluster import BaseCluster
+from elasticutor.driver.cluster import BaseCluster
 
 FIGURES = ("p50_ms", "p99_ms", "worst_second_p50_ms", "worst_second_p99_ms")
 """What the figures have of each side."""

@@ -26,8 +26,8 @@ from elasticutor.bench.record import NotingSink, NotingSource, Recording
 from elasticutor.bench.width import chunks_of
 from elasticutor.bench.work import Emulate
 from elasticutor.core.keys import key_hashes, shards_of
+from elasticutor.driver.cluster import BaseCluster
 from elasticutor.errors import BadValueError
-from elasticutor.runtime.cluster import BaseCluster
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology
 

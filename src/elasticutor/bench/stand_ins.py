@@ -33,8 +33,8 @@ from elasticutor.core.protocol.coordinator import (
     StartSource,
 )
 from elasticutor.core.protocol.ids import MoveId, NodeId, ShardId, TaskId
-from elasticutor.runtime.hosts import Bootstrap, ends_name
-from elasticutor.runtime.specs import ExecutorSpec, SinkSpec, SourceSpec
+from elasticutor.process.hosting.hosts import Bootstrap, ends_name
+from elasticutor.process.specs import ExecutorSpec, SinkSpec, SourceSpec
 from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint, Links
 from elasticutor.transport.mailbox import DRIVER, Mailbox

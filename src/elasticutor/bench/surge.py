@@ -21,8 +21,8 @@ from elasticutor.bench.elastic import (
 from elasticutor.bench.later import Later
 from elasticutor.bench.live import Machine, Progress, silent
 from elasticutor.core.paradigm import Paradigm
-from elasticutor.runtime.cluster import BaseCluster
-from elasticutor.runtime.ledger import Moment
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.metrics import Moment
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 

@@ -34,8 +34,8 @@ from elasticutor.bench.peer import (
     with_checkpoint,
 )
 from elasticutor.bench.record import NotingSink, NotingSource, Recording
+from elasticutor.driver.cluster import BaseCluster
 from elasticutor.operator import Operator
-from elasticutor.runtime.cluster import BaseCluster
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology
 

@@ -26,7 +26,7 @@ from elasticutor.bench.live import (
 from elasticutor.bench.record import NotingSink, NotingSource, Recording
 from elasticutor.bench.work import Emulate
 from elasticutor.core.executor.config import ExecutorConfig
-from elasticutor.runtime.cluster import BaseCluster
+from elasticutor.driver.cluster import BaseCluster
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology
 

@@ -36,10 +36,10 @@ from typing import Any, TextIO
 from elasticutor.chaos.processes import ancestors, command_line, directories_of
 from elasticutor.chaos.topology import SINK, Load, Shape, topology_of
 from elasticutor.core.protocol.ids import NodeId, Peer, TaskId
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.process_cluster import ProcessCluster
+from elasticutor.driver.run import Run
 from elasticutor.errors import ElasticutorError
-from elasticutor.runtime.cluster import BaseCluster
-from elasticutor.runtime.process_cluster import ProcessCluster
-from elasticutor.runtime.run import Run
 from elasticutor.transport import messages as say
 
 _GLANCE_S = 0.2

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from elasticutor.errors import ElasticutorError
-from elasticutor.runtime.places import SHARED_MEMORY
+from elasticutor.process.hosting.directories import SHARED_MEMORY
 
 MARK = "ELASTICUTOR_CHAOS"
 """The variable of the environment."""

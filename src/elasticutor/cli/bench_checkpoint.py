@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from elasticutor.bench.checkpoint import OverheadBench, Setting
     from elasticutor.bench.checkpoint_dirty import Dirty
     from elasticutor.bench.checkpoint_restore import Restore
-    from elasticutor.runtime.cluster import BaseCluster
+    from elasticutor.driver.cluster import BaseCluster
 
 _INTERRUPTED = 130
 

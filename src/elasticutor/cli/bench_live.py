@@ -14,7 +14,7 @@ from elasticutor.cli.output import err, note, out, print_json
 
 if TYPE_CHECKING:  # what runs live is imported by the commands that need it: it takes a second
     from elasticutor.bench.live import Machine
-    from elasticutor.runtime.cluster import BaseCluster
+    from elasticutor.driver.cluster import BaseCluster
 
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print figures as JSON.")]
 Repeat: TypeAlias = Annotated[

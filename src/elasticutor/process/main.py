@@ -44,10 +44,10 @@ from elasticutor.errors import (
 )
 from elasticutor.process.actor import Actor
 from elasticutor.process.chunks import Chunks
+from elasticutor.process.failures import reporting
+from elasticutor.process.routes import greetings
 from elasticutor.process.slices import ask_for_short_slices
-from elasticutor.runtime.failures import reporting
-from elasticutor.runtime.routes import greetings
-from elasticutor.runtime.specs import ExecutorSpec, TaskSpec
+from elasticutor.process.specs import ExecutorSpec, TaskSpec
 from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint
 from elasticutor.transport.codec import (

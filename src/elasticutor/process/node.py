@@ -33,11 +33,11 @@ from elasticutor.core.protocol.keeper import (
 )
 from elasticutor.errors import ElasticutorError, StaleAttemptError, UnknownPeerError
 from elasticutor.process.actor import Actor
-from elasticutor.runtime.archive import Archive
-from elasticutor.runtime.failures import described, reporting
-from elasticutor.runtime.hosts import SILENT
-from elasticutor.runtime.specs import Keeping, NodeSpec, TaskSpec
-from elasticutor.runtime.zygote import Ended, Fork, ZygoteClient
+from elasticutor.process.checkpoint_io import Archive
+from elasticutor.process.failures import described, reporting
+from elasticutor.process.hosting.hosts import SILENT
+from elasticutor.process.hosting.zygote import Ended, Fork, ZygoteClient
+from elasticutor.process.specs import Keeping, NodeSpec, TaskSpec
 from elasticutor.state.checkpoint import StateFile
 from elasticutor.state.levels import Levels, Records
 from elasticutor.state.lmdb_backend import LmdbBackend

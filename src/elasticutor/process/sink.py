@@ -28,9 +28,9 @@ from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.core.protocol.repartition import ConfirmOutputs, OutputsTaken
 from elasticutor.errors import BadValueError, ElasticutorError, OutOfOrderError, ProtocolError
 from elasticutor.process.actor import Actor
+from elasticutor.process.failures import reporting
 from elasticutor.process.slices import ask_for_short_slices
-from elasticutor.runtime.failures import reporting
-from elasticutor.runtime.specs import SinkSpec
+from elasticutor.process.specs import SinkSpec
 from elasticutor.sinks import EpochWriter, NoSink, Sink, SinkRun, Writer, open_sink
 from elasticutor.transport import messages as say
 from elasticutor.transport.codec import Credit, RowTuples, Tuples

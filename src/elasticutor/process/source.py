@@ -28,12 +28,12 @@ from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.core.protocol.repartition import PauseUpstream, UpdateTable
 from elasticutor.errors import ProtocolError
 from elasticutor.process.actor import Actor
+from elasticutor.process.failures import reporting
 from elasticutor.process.idle import IdleShare
-from elasticutor.process.rows import RowWriter
+from elasticutor.process.operator.rows import RowWriter
+from elasticutor.process.routes import Router, RowRouter, greetings
 from elasticutor.process.slices import ask_for_short_slices
-from elasticutor.runtime.failures import reporting
-from elasticutor.runtime.routes import Router, RowRouter, greetings
-from elasticutor.runtime.specs import SourceSpec
+from elasticutor.process.specs import SourceSpec
 from elasticutor.sources import Offer, Reader, RowOffer, Source
 from elasticutor.transport import messages as say
 from elasticutor.transport.codec import Credit, tuples

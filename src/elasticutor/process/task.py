@@ -29,11 +29,11 @@ from elasticutor.core.protocol.task_inbox import SingleWork, TaskInbox, Work
 from elasticutor.errors import BadValueError, StaleAttemptError
 from elasticutor.operator import Context, Operator, kind_of
 from elasticutor.process.actor import Actor
-from elasticutor.process.chunk_run import ChunkRun, Done, RowsDone, SingleRun
-from elasticutor.process.operator_runner import OperatorRunner
-from elasticutor.runtime.failures import LAST_WORDS_S, described
-from elasticutor.runtime.routes import Router, RowRouter
-from elasticutor.runtime.specs import TaskSpec
+from elasticutor.process.failures import LAST_WORDS_S, described
+from elasticutor.process.operator.chunk_run import ChunkRun, Done, RowsDone, SingleRun
+from elasticutor.process.operator.runner import OperatorRunner
+from elasticutor.process.routes import Router, RowRouter
+from elasticutor.process.specs import TaskSpec
 from elasticutor.state.cache import StateCache
 from elasticutor.state.codec import CODEC
 from elasticutor.state.levels import Levels

@@ -14,7 +14,7 @@ from elasticutor.core.protocol.task_inbox import Work
 from elasticutor.sim.costs import Cost
 
 LOOK_S = 200e-6
-"""How long a task works before it looks for a label (`elasticutor.process.operator_runner`)."""
+"""How long a task works before it looks for a label (`elasticutor.process.operator.runner`)."""
 
 
 class Job:

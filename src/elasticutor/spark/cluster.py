@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 
 from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.core.paradigm import Paradigm
-from elasticutor.errors import BadValueError
-from elasticutor.runtime.cluster import (
+from elasticutor.driver.cluster import (
     EPOCH_INTERVAL_S,
     LATENCY_TARGET_S,
     PATIENCE_S,
@@ -23,10 +22,11 @@ from elasticutor.runtime.cluster import (
     START_TIMEOUT_S,
     BaseCluster,
 )
-from elasticutor.runtime.hosts import GIB, NodesWanted
-from elasticutor.runtime.phases import RunError
-from elasticutor.runtime.run import Run
-from elasticutor.runtime.supervisor import Supervisor
+from elasticutor.driver.life.phases import RunError
+from elasticutor.driver.life.supervisor import Supervisor
+from elasticutor.driver.run import Run
+from elasticutor.errors import BadValueError
+from elasticutor.process.hosting.hosts import GIB, NodesWanted
 from elasticutor.spark.jobs import EndsTask, LongJob, NodesTask
 from elasticutor.spark.session import Offer, offer_of, require_session
 from elasticutor.topology import Topology

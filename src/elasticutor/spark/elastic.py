@@ -18,13 +18,13 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 
+from elasticutor.driver.checkpoints import ENDING
+from elasticutor.driver.cluster import LATENCY_TARGET_S, BaseCluster
+from elasticutor.driver.queries.reception import QuerySeen, Reception, goes_on
+from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
 from elasticutor.operator import Operator
-from elasticutor.runtime.cluster import LATENCY_TARGET_S, BaseCluster
-from elasticutor.runtime.ingress import Feed
-from elasticutor.runtime.keeping import ENDING
-from elasticutor.runtime.reception import QuerySeen, Reception, goes_on
-from elasticutor.runtime.run import Run
+from elasticutor.process.ingress import Feed
 from elasticutor.spark.cluster import Cluster
 from elasticutor.spark.frames import prepare
 from elasticutor.spark.ingest import Ingest

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark import SparkContext, TaskContext
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
-from elasticutor.runtime.hosts import Bootstrap, NodesWanted, host_ends, host_nodes
+from elasticutor.process.hosting.hosts import Bootstrap, NodesWanted, host_ends, host_nodes
 
 log = logging.getLogger(__name__)
 

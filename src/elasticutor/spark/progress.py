@@ -17,9 +17,9 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.streaming.query import StreamingQuery
 
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.queries.reports import BatchReport
 from elasticutor.errors import BadValueError
-from elasticutor.runtime.cluster import BaseCluster
-from elasticutor.runtime.reports import BatchReport
 
 _CLUSTERS: weakref.WeakSet[BaseCluster] = weakref.WeakSet()
 """Those that have ever served an elastic DataFrame."""

@@ -9,8 +9,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from elasticutor.driver.queries.reception import QuerySeen
 from elasticutor.errors import BadValueError
-from elasticutor.runtime.reception import QuerySeen
 from elasticutor.spark.ingest import PREFIX
 
 _REFUSED = {

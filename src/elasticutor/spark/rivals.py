@@ -20,9 +20,9 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.life.phases import RunError
 from elasticutor.operator import Operator
-from elasticutor.runtime.cluster import BaseCluster
-from elasticutor.runtime.phases import RunError
 from elasticutor.spark.session import local_session
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
+from elasticutor.driver.hub import ClusterError
 from elasticutor.errors import BadValueError
-from elasticutor.runtime.hub import ClusterError
 
 OLDEST = (4, 0)
 _LOCAL = re.compile(r"local(\[[^\]]*\])?$")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from elasticutor.errors import ProtocolError, UnknownPeerError
-from elasticutor.runtime.specs import Site
+from elasticutor.process.specs import Site
 from elasticutor.transport.channels import Endpoint, Links, Outbox
 from elasticutor.transport.codec import Frames, WireError, decode, encode
 from elasticutor.transport.messages import DieAt

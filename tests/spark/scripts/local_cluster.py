@@ -10,7 +10,7 @@ from typing import Any
 from tests.spark.rig import await_that, counting, folded, generator, rows_of, steps, tell
 
 from elasticutor.core.protocol.ids import NodeId
-from elasticutor.runtime.run import Run
+from elasticutor.driver.run import Run
 from elasticutor.spark import Cluster
 from elasticutor.spark.session import local_session
 

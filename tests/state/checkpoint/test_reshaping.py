@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.state.checkpoint.rig import Job, contents, form
 
 from elasticutor.core.keys import key_hashes
-from elasticutor.process.rows import keys_of
+from elasticutor.process.operator.rows import keys_of
 from elasticutor.state.checkpoint.reshaping import hashes_of
 from elasticutor.state.codec import decode_key, encode_key
 

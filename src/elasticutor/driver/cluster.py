@@ -1,0 +1,550 @@
+"""Clusters: nodes that offer cores, and the runs on them.
+
+`BaseCluster` is all of a cluster but how its processes come to be: `elasticutor.spark.Cluster` has
+Spark host them, `elasticutor.driver.process_cluster.ProcessCluster` starts them on this machine.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import math
+import secrets
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from elasticutor.core.executor.config import BATCHES, LIVE, ExecutorConfig
+from elasticutor.core.paradigm import PARADIGMS, Paradigm
+from elasticutor.core.protocol.coordinator import Coordinator
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.placement import place
+from elasticutor.driver.blueprint import Blueprint, in_paradigm
+from elasticutor.driver.checkpoints import keeping_of, opened, release
+from elasticutor.driver.hub import ClusterError, Hub
+from elasticutor.driver.journal import Journal
+from elasticutor.driver.life.epochs import EpochDriver, Epochs
+from elasticutor.driver.life.phases import RunPhase, Terms
+from elasticutor.driver.life.supervisor import Supervisor
+from elasticutor.driver.queries.batch_driver import BatchDriver
+from elasticutor.driver.queries.reception import Reception
+from elasticutor.driver.run import Run
+from elasticutor.driver.scheduling import CoreScheduler
+from elasticutor.errors import BadValueError
+from elasticutor.process.hosting.hosts import Bootstrap
+from elasticutor.process.specs import Tempo
+from elasticutor.state.checkpoint import Checkpoint
+from elasticutor.topology import Plan, Topology
+from elasticutor.transport.security import ClusterKeys
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60.0
+
+SCHEDULE_S = 1.0
+"""How often the scheduler may make a change that can wait."""
+
+EPOCH_INTERVAL_S = 2.0
+"""From one epoch to the next, unless a run has its own."""
+
+PATIENCE_S = 60.0
+"""How long an answer may take."""
+
+RESTARTS = 5
+"""How often the same thing may fail without an epoch committed in between."""
+
+LATENCY_TARGET_S = 0.1
+"""The mean latency that the scheduler keeps unless a run has its own."""
+
+_IN_A_QUERY = replace(BATCHES, chunk_s=0.1, window_s=0.2, moving_chunk_s=0.01)
+"""How the executors of a query work. One that works row by row can be interrupted in any chunk; so
+tiny ones while shards are about to leave cost CPU time (a chunk takes a millisecond of it in all
+processes), and only let a move of an operator that takes chunks as a whole begin sooner."""
+
+_LONG_S = 30.0
+"""Nodes that have lasted so long are started again at once when all are lost."""
+
+
+def free_cores(hub: Hub, without: tuple[str, Peer] | None = None) -> dict[NodeId, int]:
+    """The cores of every node that no executor has; those of one executor may count as free."""
+    used: Counter[NodeId] = Counter()
+    for name, supervisor in hub.runs.items():
+        if supervisor.phase is not RunPhase.ENDED:
+            for who, cores in supervisor.cores.items():
+                if (name, who) != without:
+                    used.update(cores)
+    return {node: seen.cores - used[node] for node, seen in hub.nodes.items()}
+
+
+def spread_cores(cores: int, home: NodeId, free: Mapping[NodeId, int]) -> dict[NodeId, int]:
+    """So many cores: from the executor's own node first, then from where most are free."""
+    if type(cores) is not int or cores < 0:
+        raise BadValueError("cores", "be a whole number, or one for each node", cores)
+    left, wanted = Counter(dict(free)), Counter[NodeId]()
+    if cores > sum(free.values()):
+        raise BadValueError(
+            "cores", f"be at most the {sum(free.values())} that no other executor has", cores
+        )
+    for _ in range(cores):
+        node = home if left[home] > 0 else max(sorted(left), key=lambda name: left[name])
+        wanted[node] += 1
+        left[node] -= 1
+    return dict(wanted)
+
+
+class BaseCluster(ABC):
+    """Nodes with cores, and the runs on them; a context manager."""
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        port: int,
+        expected: int,
+        start_timeout_s: float,
+        schedule_s: float = SCHEDULE_S,
+    ) -> None:
+        if not 0 <= schedule_s < math.inf:
+            raise BadValueError("schedule_s", "be finite and at least 0", schedule_s, "0: never")
+        self.id = secrets.token_hex(4)
+        self._keys = ClusterKeys.generate()
+        self._hub = Hub(self._keys, host, port)
+        self._runs = 0
+        self._generation = 0
+        self._nodes_at = -math.inf  # when all nodes were last lost
+        self._nodes_pause_s = 0.0
+        self._stopped = False
+        self._schedule_s = schedule_s
+        self._scheduler: CoreScheduler | None = None
+        address = self._hub.endpoint.tcp.rpartition(":")
+        self._bootstrap = Bootstrap(
+            self.id, self._keys, self._hub.endpoint, (host, int(address[2]))
+        )
+        try:
+            self._start_nodes()
+            self._hub.await_nodes(expected, start_timeout_s, self._why_not)
+            if schedule_s:
+                self._scheduler = CoreScheduler(self._hub, schedule_s)
+        except BaseException:
+            self.stop()
+            raise
+
+    # How processes come to be
+
+    @abstractmethod
+    def _start_nodes(self, generation: int = 0) -> None:
+        """Have the nodes hosted; does not wait for them.
+
+        Args:
+            generation: How often they have all been lost: then others take their places.
+        """
+
+    @abstractmethod
+    def _why_not(self) -> str:
+        """Why no more nodes will come; empty as long as they may."""
+
+    @abstractmethod
+    def _start_ends(self, supervisor: Supervisor, numbers: Sequence[int]) -> None:
+        """Have hosts of these numbers for a run's sources and sinks; does not wait for them."""
+
+    @abstractmethod
+    def _stop_hosts(self) -> None:
+        """Wait for the hosts to end, or make them; nothing may be left."""
+
+    def _hosts_for(self, ends: int) -> int:
+        """How many hosts there should be for so many sources and sinks."""
+        return 1
+
+    # What a user does
+
+    @property
+    def nodes(self) -> dict[str, int]:
+        """The nodes that are up, and the cores of each."""
+        return {node: seen.cores for node, seen in sorted(self._hub.nodes.items())}
+
+    @property
+    def free_cores(self) -> dict[str, int]:
+        """The cores of each node that no executor has."""
+        return {str(node): n for node, n in self._hub.call(lambda: free_cores(self._hub)).items()}
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs that have not ended."""
+        return [
+            Run(self._hub, supervisor)
+            for supervisor in list(self._hub.runs.values())
+            if supervisor.phase is not RunPhase.ENDED
+        ]
+
+    def submit(
+        self,
+        topology: Topology,
+        *,
+        latency_target: float | None = LATENCY_TARGET_S,
+        paradigm: Paradigm = "elastic",
+        balance_s: float = 0.1,
+        measure_s: float = 0.25,
+        config: ExecutorConfig | None = None,
+        journal: str | Path | None = None,
+        keep: bool = False,
+        checkpoint: str | Path | None = None,
+        epoch_interval: float = EPOCH_INTERVAL_S,
+        epoch: int | None = None,
+        restarts: int = RESTARTS,
+        patience_s: float = PATIENCE_S,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> Run:
+        """Start a topology, and return when its sources send.
+
+        Args:
+            topology: What to run.
+            latency_target: The mean latency that the scheduler should keep, in seconds, by giving
+                executors more or fewer cores; None: they keep the cores that they start with.
+            paradigm: "elastic"; or one of its rivals: "naive" (elastic, but cores are chosen
+                without regard to where state is), "static" (one core per executor, and nothing ever
+                moves) or "rc" (resource-centric: one core per executor, and shards move between
+                executors while all sources pause). In the last two an operator with `executors=e`
+                and `cores=c` has e * c executors.
+            balance_s: How often each executor looks at the balance of its tasks; 0: never.
+            measure_s: How often everybody sends measurements, in seconds; executors send them less
+                often where there are more than 125, so that the driver keeps up.
+            config: Settings of the executors, but for their number of shards.
+            journal: The file for events; default: one in the directory for temporary files.
+            keep: Keep the processes when the run is drained, so that state can be read.
+            checkpoint: Where state, offsets and what sinks have published are made durable: a
+                directory, or any URI that `pyarrow.fs` knows (`hdfs://`, `s3://`, `gs://`). If
+                something is there, the run goes on from it; whatever is lost meanwhile, it goes
+                on from the last epoch. None: a loss ends the run.
+            epoch_interval: Seconds from the end of one epoch to that of the next.
+            epoch: The epoch to go on from, if not the newest: after damage.
+            restarts: How often the same part may be lost without an epoch committed in between.
+            patience_s: How long any answer may take before whoever owes it counts as lost.
+            start_timeout_s: How long it may take to start.
+
+        Raises:
+            BadValueError: The topology has a mistake, or wants more cores than are free and nobody
+                schedules them.
+            CheckpointError: The checkpoint is damaged, does not fit the topology, or is in use.
+            Exception: Whatever kept it from starting.
+        """
+        if paradigm not in PARADIGMS:
+            raise BadValueError("paradigm", f"be one of {list(PARADIGMS)}", paradigm)
+        if latency_target is not None and not 0 < latency_target < math.inf:
+            raise BadValueError("latency_target", "be seconds above 0, or None", latency_target)
+        plan = in_paradigm(topology.plan(), paradigm)
+        if balance_s < 0 or measure_s <= 0:
+            raise BadValueError("intervals", "be positive", (balance_s, measure_s))
+        for name, seconds in (("epoch_interval", epoch_interval), ("patience_s", patience_s)):
+            if not 0 < seconds < math.inf:
+                raise BadValueError(name, "be seconds above 0", seconds)
+        if checkpoint is not None and paradigm == "rc":
+            raise BadValueError(
+                "run in the paradigm 'rc'",
+                "have no checkpoint: its executors share their stores",
+                str(checkpoint),
+                "use another paradigm",
+            )
+        scheduled = paradigm in ("elastic", "naive")
+        terms = Terms(
+            paradigm=paradigm,
+            latency_target=latency_target if scheduled and self._scheduler else None,
+            end_when_drained=not keep,
+            start_timeout_s=start_timeout_s,
+            epoch_interval_s=epoch_interval,
+            patience_s=patience_s,
+            restarts=restarts,
+        )
+        run = self._next_run()
+        kept = None if checkpoint is None else opened(str(checkpoint), run, plan, epoch)
+        ends = sum(source.tasks for source in plan.sources) + len(plan.sinks)
+
+        def epochs(supervisor: Supervisor) -> EpochDriver:
+            return EpochDriver(
+                self._hub,
+                Coordinator(supervisor.executors, supervisor.sources, supervisor.sinks),
+                supervisor,
+                supervisor.ask,
+                sources=supervisor.sources,
+                executors=supervisor.executors,
+                checkpoint=kept,
+                interval_s=epoch_interval,
+                patience_s=patience_s,
+            )
+
+        return self._launch(
+            run,
+            plan,
+            terms,
+            Tempo(0.0 if paradigm == "static" else balance_s, measure_s, patience_s),
+            config=config or LIVE,
+            journal=journal,
+            kept=kept,
+            epochs=epochs,
+            hosts=self._hosts_for(ends),
+        )
+
+    def host(
+        self,
+        plan: Plan,
+        *,
+        count: Callable[[int], tuple[int, int, int | None]],
+        checkpoint: str | None = None,
+        owner: str = "",
+        below: int = 1,
+        goes_on: Callable[[], bool] = lambda: True,
+        latency_target: float | None = None,
+        balance_s: float = 0.1,
+        measure_s: float = 0.25,
+        patience_s: float = PATIENCE_S,
+        start_timeout_s: float = START_TIMEOUT_S,
+        config: ExecutorConfig | None = None,
+        journal: str | Path | None = None,
+    ) -> Run:
+        """Start operators that a query feeds batch by batch; returns when they can be fed.
+
+        The run's epochs are driven by `run.batches`, and it ends with whatever is lost: then the
+        query runs its batch again, from another run's executors.
+
+        Args:
+            plan: Operators alone.
+            count: Says of a stage how many tasks it runs, and of how many partitions its data is;
+                called in a thread of its own.
+            checkpoint: Where their state is made durable. None: every execution begins with none.
+            owner: Whose checkpoint it is: nobody else may go on from it.
+            below: The epoch that is to come next.
+            goes_on: Says whether the query goes on. Another run that wants the checkpoint asks, in
+                its own thread; if the query has ended, it waits for the end of this run.
+            latency_target: As of `submit`.
+            balance_s: As of `submit`.
+            measure_s: As of `submit`.
+            patience_s: As of `submit`.
+            start_timeout_s: As of `submit`.
+            config: As of `submit`.
+            journal: As of `submit`.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged, does not fit, or is in use.
+            Exception: Whatever kept it from starting.
+        """
+        terms = Terms(
+            paradigm="elastic",
+            latency_target=latency_target if self._scheduler else None,
+            end_when_drained=True,
+            start_timeout_s=start_timeout_s,
+            epoch_interval_s=EPOCH_INTERVAL_S,
+            patience_s=patience_s,
+            restarts=0,
+        )
+        if not self._hub.nodes and not self._stopped:  # those that were lost may be on their way
+            self._hub.await_nodes(1, start_timeout_s, self._why_not)
+        run = self._next_run()
+        plan = replace(plan, name=owner or plan.name)
+        kept = None
+        if checkpoint is not None:
+            kept = opened(checkpoint, run, plan, below=below, goes_on=goes_on)
+        tempo = Tempo(balance_s, measure_s, patience_s)
+        config = replace(config or _IN_A_QUERY, outputs="return")
+        credit = config.min_credit_bytes
+
+        def epochs(supervisor: Supervisor) -> BatchDriver:
+            return BatchDriver(self._hub, supervisor, count, kept, tempo, credit)
+
+        return self._launch(
+            run,
+            plan,
+            terms,
+            tempo,
+            config=config,
+            journal=journal,
+            kept=kept,
+            epochs=epochs,
+            hosts=0,
+        )
+
+    @property
+    def hub(self) -> Hub:
+        """The driver's end of it."""
+        return self._hub
+
+    @property
+    def bootstrap(self) -> Bootstrap:
+        """What a process needs to find it, keys included."""
+        return self._bootstrap
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it is over."""
+        return self._stopped
+
+    @property
+    def receptions(self) -> list[Reception]:
+        """Where the tasks of elastic DataFrames are received."""
+        return [one for one in list(self._hub.receptions.values()) if isinstance(one, Reception)]
+
+    def metrics(self) -> dict[str, Any]:
+        """How everything on the cluster is doing, as plain values.
+
+        `nodes` and `freeCores` by node; `runs`, each with its topology or query, what was measured
+        lately, and for a query what came of its last batch.
+        """
+        return {
+            "nodes": self.nodes,
+            "freeCores": self.free_cores,
+            "runs": {run.id: run.as_dict() for run in self.runs},
+        }
+
+    def _next_run(self) -> str:
+        if self._stopped:
+            raise ClusterError("cluster", "be running", "a run after its end")
+        if not self._hub.nodes:
+            gone = "; ".join(f"{node}: {why}" for node, why in self._hub.gone.items())
+            raise ClusterError("cluster", "have nodes", f"none. Lost are {gone}", "make a new one")
+        self._runs += 1
+        return f"{self.id}-{self._runs}"
+
+    def _launch(
+        self,
+        run: str,
+        plan: Plan,
+        terms: Terms,
+        tempo: Tempo,
+        *,
+        config: ExecutorConfig,
+        journal: str | Path | None,
+        kept: Checkpoint | None,
+        epochs: Callable[[Supervisor], Epochs],
+        hosts: int,
+    ) -> Run:
+        """Start everybody, and wait until they run."""
+        wants = [(Peer(who), op.cores) for op in plan.operators for who in op.processes]
+        path = Path(journal) if journal is not None else _journal_path(run)
+        paradigm = terms.paradigm
+        # Operators of a query make do with what there is, scheduled or not.
+        share = terms.latency_target is not None or not hosts
+
+        def make() -> Supervisor:
+            free = free_cores(self._hub)
+            placements = place(wants, free, first=self._runs - 1, share=share)
+            keeping = None if kept is None else keeping_of(kept.location.uri, plan)
+            supervisor = Supervisor(
+                self._hub,
+                run,
+                plan,
+                placements,
+                terms,
+                blueprint=Blueprint(self._hub, run, plan, config, tempo, paradigm, keeping),
+                journal=Journal(path),
+                ends_hosts=hosts,
+                epochs=epochs,
+                free_cores=lambda: free_cores(self._hub),
+                restart_hosts=self._restart_ends,
+            )
+            self._hub.runs[run] = supervisor
+            supervisor.start()
+            return supervisor
+
+        try:
+            supervisor = self._hub.call(make)
+        except BaseException:
+            if kept is not None:
+                release(kept)
+            raise
+        started = Run(self._hub, supervisor)
+        try:
+            if hosts:
+                self._start_ends(supervisor, range(hosts))
+            _await_running(supervisor)
+        except BaseException:
+            started.cancel()
+            raise
+        return started
+
+    def _all_nodes_lost(self, reason: str) -> None:
+        """Whatever hosts the nodes has ended; others take their places, if a run needs them.
+
+        Called in any thread.
+        """
+
+        def lose() -> None:
+            recoverable = self._hub.receptions or any(r.recovers for r in self._hub.runs.values())
+            for node in list(self._hub.nodes):
+                self._hub.lose_node(node, reason)
+            if recoverable and not self._stopped:
+                self._generation += 1
+                now = time.monotonic()
+                soon = now - self._nodes_at < _LONG_S  # whatever it is, it may pass
+                self._nodes_pause_s = min(5.0, 2 * self._nodes_pause_s + 0.1) if soon else 0.0
+                self._nodes_at = now
+                start = partial(self._start_nodes, self._generation)
+                thread = threading.Thread(target=start, name="hosts of nodes", daemon=True)
+                self._hub.after(self._nodes_pause_s, thread.start)
+
+        if not self._stopped:
+            self._hub.post(lose)
+
+    def _restart_ends(self, supervisor: Supervisor, numbers: Sequence[int]) -> None:
+        """From the hub's thread, which must not wait for processes to start."""
+        start = partial(self._start_ends, supervisor, numbers)
+        threading.Thread(target=start, name="hosts of sources and sinks", daemon=True).start()
+
+    def stop(self) -> None:
+        """End all runs and nodes; once more does nothing."""
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._scheduler is not None:
+            self._scheduler.close()
+        try:
+            for run in self.runs:
+                self._cancel(run)
+        finally:
+            try:
+                self._hub.close()
+            finally:
+                self._stop_hosts()
+
+    def _cancel(self, run: Run) -> None:
+        try:
+            run.cancel()
+        except (TimeoutError, ClusterError) as error:
+            log.warning("a run did not end in time: %s", error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopped else f"{self.nodes}"
+        return f"<{type(self).__name__} {self.id}: {state}>"
+
+
+def _await_running(supervisor: Supervisor) -> None:
+    """Every phase has its own time-out in the supervisor, so this one always ends."""
+    with supervisor.changed:
+        while supervisor.phase is RunPhase.STARTING:
+            supervisor.changed.wait(0.2)
+        while supervisor.phase is RunPhase.ENDING:
+            supervisor.changed.wait(0.2)
+    if supervisor.error is not None:
+        raise supervisor.error
+
+
+def _journal_path(run: str) -> Path:
+    base = Path(tempfile.gettempdir()) / f"elasticutor-journals-{getpass.getuser()}"
+    base.mkdir(mode=0o700, exist_ok=True)
+    return base / f"{run}.jsonl"

@@ -1,0 +1,1 @@
+"""The operators of a Structured Streaming query, seen from the driver."""

@@ -1,0 +1,1 @@
+"""Where processes come from and how they end: hosts, the zygote, lifelines, directories."""

@@ -1,1 +1,0 @@
-"""Processes and sockets: what carries the core's instructions out on real machines."""
