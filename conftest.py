@@ -4,4 +4,6 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-collect_ignore = [] if find_spec("bytewax") else ["src/elasticutor/bench/peer_bytewax.py"]
+collect_ignore = (
+    [] if find_spec("bytewax") else ["src/elasticutor/lab/bench/peer/bytewax_worker.py"]
+)

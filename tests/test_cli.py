@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from elasticutor import __version__
-from elasticutor.check.mutants import ESSENTIAL
-from elasticutor.cli import demo as demo_command
 from elasticutor.cli.app import app
-from elasticutor.demo import Moment, Story
 from elasticutor.errors import BadValueError
+from elasticutor.lab.check.mutants import ESSENTIAL
+from elasticutor.lab.cli import demo as demo_command
+from elasticutor.lab.demo.demo import Moment, Story
 
 
 def run(*words: str) -> Result:

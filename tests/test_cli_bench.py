@@ -15,11 +15,11 @@ import psutil
 import pytest
 from typer.testing import CliRunner, Result
 
-from elasticutor.bench import live
 from elasticutor.cli.app import app
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
+from elasticutor.lab.bench import live
 
 LIVE = ("throughput", "latency", "path", "width", "shuffle", "memory", "elastic", "scheduler")
 

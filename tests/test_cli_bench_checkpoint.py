@@ -18,8 +18,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from elasticutor.bench import live
-from elasticutor.bench.checkpoint import (
+from elasticutor.cli.app import app
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.process_cluster import ProcessCluster
+from elasticutor.driver.run import Run
+from elasticutor.errors import BadValueError
+from elasticutor.lab.bench import live
+from elasticutor.lab.bench.checkpoint.dirty import Dirty, Written
+from elasticutor.lab.bench.checkpoint.overhead import (
     Ended,
     Overhead,
     OverheadBench,
@@ -28,16 +34,10 @@ from elasticutor.bench.checkpoint import (
     ended_between,
     scratch,
 )
-from elasticutor.bench.checkpoint_dirty import Dirty, Written
-from elasticutor.bench.checkpoint_restore import Restore, Started, Steps, bench_restore
-from elasticutor.bench.checkpoint_state import Store, Sweep, filled
-from elasticutor.bench.live import BenchError, Machine
-from elasticutor.cli import bench_checkpoint
-from elasticutor.cli.app import app
-from elasticutor.driver.cluster import BaseCluster
-from elasticutor.driver.process_cluster import ProcessCluster
-from elasticutor.driver.run import Run
-from elasticutor.errors import BadValueError
+from elasticutor.lab.bench.checkpoint.restore import Restore, Started, Steps, bench_restore
+from elasticutor.lab.bench.checkpoint.state import Store, Sweep, filled
+from elasticutor.lab.bench.live import BenchError, Machine
+from elasticutor.lab.cli.bench import checkpoint as bench_checkpoint
 
 QUICK = ("--interval", "0.2", "--seconds", "0.8", "--warm-up", "0.3", "--pairs", "1")
 SMALL = (*QUICK, "--keys", "500", "--cores", "1", "--state-keys", "2000")

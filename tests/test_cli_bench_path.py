@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from elasticutor.bench import live, path
-from elasticutor.bench.figures import Spread
-from elasticutor.bench.live import BenchError, Machine
-from elasticutor.bench.path import PathBench, hops_of, processes, read_notes
 from elasticutor.cli.app import app
+from elasticutor.lab.bench import live, path
+from elasticutor.lab.bench.figures import Spread
+from elasticutor.lab.bench.live import BenchError, Machine
+from elasticutor.lab.bench.path import PathBench, hops_of, processes, read_notes
 from elasticutor.transport.mailbox import TRACE
 
 BIRTH = 1_000_000_000

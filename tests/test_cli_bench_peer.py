@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from elasticutor.bench import latency as latency_bench
-from elasticutor.bench import peer as peer_bench
-from elasticutor.bench import shift as shift_bench
-from elasticutor.bench import throughput as throughput_bench
-from elasticutor.bench.elastic import ElasticRun, Setting
-from elasticutor.bench.live import BenchError
-from elasticutor.bench.peer import PeerRun, PeerSetting, PeerWork
 from elasticutor.cli.app import app
 from elasticutor.core.paradigm import Paradigm
 from elasticutor.driver.cluster import BaseCluster
+from elasticutor.lab.bench import latency as latency_bench
+from elasticutor.lab.bench import throughput as throughput_bench
+from elasticutor.lab.bench.live import BenchError
+from elasticutor.lab.bench.load import shift as shift_bench
+from elasticutor.lab.bench.load.elastic import ElasticRun, Setting
+from elasticutor.lab.bench.peer import beside as peer_bench
+from elasticutor.lab.bench.peer.beside import PeerRun, PeerSetting, PeerWork
 from elasticutor.sources import Generator
 
 NOWHERE: Any = None
@@ -154,7 +154,7 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str) -> list[Any
     begin = subprocess.Popen
 
     def popen(command: list[str], **options: Any) -> Any:
-        assert command[:3] == [sys.executable, "-m", "elasticutor.bench.peer_bytewax"]
+        assert command[:3] == [sys.executable, "-m", "elasticutor.lab.bench.peer.bytewax_worker"]
         process = begin([sys.executable, str(script), *command[3:]], **options)
         started.append(process)
         return process

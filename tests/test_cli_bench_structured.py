@@ -23,18 +23,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
-from elasticutor.bench import structured
-from elasticutor.bench.figures import Spread
-from elasticutor.bench.live import BenchError
-from elasticutor.bench.structured import (
+from elasticutor.cli.app import app
+from elasticutor.errors import BadValueError
+from elasticutor.lab.bench.figures import Spread
+from elasticutor.lab.bench.live import BenchError
+from elasticutor.lab.bench.structured import bench as structured
+from elasticutor.lab.bench.structured.bench import (
     Setting,
     Stage,
     _require_batches,
     bench_structured,
     require_packages,
 )
-from elasticutor.bench.structured_data import FILES, Files, write_files
-from elasticutor.bench.structured_figures import (
+from elasticutor.lab.bench.structured.data import FILES, Files, write_files
+from elasticutor.lab.bench.structured.figures import (
     RIVALS,
     Batch,
     Compared,
@@ -44,9 +46,7 @@ from elasticutor.bench.structured_figures import (
     Uniform,
     with_interval,
 )
-from elasticutor.bench.structured_work import Burning, Count, CountAndWork, CountBatches
-from elasticutor.cli.app import app
-from elasticutor.errors import BadValueError
+from elasticutor.lab.bench.structured.work import Burning, Count, CountAndWork, CountBatches
 from elasticutor.operator import Operator, kind_of
 from elasticutor.sources import Generator
 

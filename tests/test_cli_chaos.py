@@ -7,9 +7,9 @@ import json
 import pytest
 from typer.testing import CliRunner, Result
 
-from elasticutor.chaos.result import ChaosResult
-from elasticutor.chaos.setting import Setting
 from elasticutor.cli.app import app
+from elasticutor.lab.chaos.result import ChaosResult
+from elasticutor.lab.chaos.setting import Setting
 
 WRONG = "outputs: key 3 of source task 0: 5 instead of 6"
 
@@ -33,7 +33,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
             result.folder = "/tmp/kept"  # noqa: S108 - a name
         return result
 
-    monkeypatch.setattr("elasticutor.chaos.runner.run_chaos", run)
+    monkeypatch.setattr("elasticutor.lab.chaos.runner.run_chaos", run)
     return settings
 
 

@@ -70,7 +70,7 @@ def test_only_the_spark_package_imports_pyspark() -> None:
 
 def test_working_with_the_core_loads_neither_the_command_line_nor_matplotlib() -> None:
     code = (
-        "import sys, elasticutor.core.executor.executor, elasticutor.check.runner; "
+        "import sys, elasticutor.core.executor.executor, elasticutor.lab.check.runner; "
         "print([m for m in ('typer', 'rich', 'matplotlib', 'pyspark') if m in sys.modules])"
     )
     told = subprocess.run(

@@ -7,9 +7,9 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.chaos.dice import MOMENTS, Dice
-from elasticutor.chaos.points import KINDS, POINTS
 from elasticutor.core.protocol import coordinator, events, instructions
+from elasticutor.lab.chaos.choices import MOMENTS, Dice
+from elasticutor.lab.chaos.kill_points import KINDS, POINTS
 from elasticutor.transport import messages
 
 BLOWS = 600

@@ -17,8 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.chaos.oracle import Fold, Verdict, judged
-from elasticutor.chaos.topology import (
+from elasticutor.core.keys import executors_of, key_hashes, shards_of
+from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
+from elasticutor.lab.chaos.oracle import Fold, Verdict, judged
+from elasticutor.lab.chaos.topology import (
     BUCKETS,
     CHAIN,
     LANES,
@@ -30,8 +32,6 @@ from elasticutor.chaos.topology import (
     Load,
     Tally,
 )
-from elasticutor.core.keys import executors_of, key_hashes, shards_of
-from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.state.checkpoint import Checkpoint, StateFile, StateForm, write_increment
 from elasticutor.state.codec import encode, encode_key
 from elasticutor.state.levels import Record

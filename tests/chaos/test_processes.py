@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from elasticutor.chaos.processes import (
+from elasticutor.lab.chaos.processes import (
     MARK,
     Victim,
     age_s,

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from elasticutor.chaos.calm import settled
-from elasticutor.chaos.child import Story
-from elasticutor.chaos.oracle import Verdict
-from elasticutor.chaos.processes import MARK, marked
-from elasticutor.chaos.result import ChaosResult
-from elasticutor.chaos.runner import run_chaos
-from elasticutor.chaos.setting import Setting
 from elasticutor.errors import BadValueError
+from elasticutor.lab.chaos.child import Story
+from elasticutor.lab.chaos.oracle import Verdict
+from elasticutor.lab.chaos.processes import MARK, marked
+from elasticutor.lab.chaos.result import ChaosResult
+from elasticutor.lab.chaos.runner import run_chaos
+from elasticutor.lab.chaos.setting import Setting
+from elasticutor.lab.chaos.settling import settled
 
 COMMITTED = "epoch committed"
 
@@ -93,7 +93,7 @@ def test_killed_again_and_again_a_run_counts_every_tuple_once_and_leaves_nothing
 def test_a_violation_is_counted_and_its_folder_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     before = folders()
     wrong = Verdict(10, 2, ["state: chain: key 3: nothing instead of (1, 2, 3, 4)"])
-    monkeypatch.setattr("elasticutor.chaos.runner.judged", lambda *given: wrong)
+    monkeypatch.setattr("elasticutor.lab.chaos.runner.judged", lambda *given: wrong)
     result = run_chaos(Setting(kills=0, keep=True))
     assert result.violations == 1
     (kept,) = folders() - before

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from elasticutor.check.mutants import (
+from elasticutor.errors import ElasticutorError
+from elasticutor.lab.check.mutants import (
     ALL,
     ENDING,
     ESSENTIAL,
@@ -18,15 +19,14 @@ from elasticutor.check.mutants import (
     INTERRUPTING,
     Mutant,
 )
-from elasticutor.check.runner import CheckResult, run_seed, run_seeds
-from elasticutor.check.scenario import draw, draw_habits
-from elasticutor.check.trace import Trace
-from elasticutor.errors import ElasticutorError
+from elasticutor.lab.check.runner import CheckResult, run_seed, run_seeds
+from elasticutor.lab.check.scenario import draw, draw_habits
+from elasticutor.lab.check.trace import Trace
 
 _TELL = """
 import hashlib, sys
-from elasticutor.check.runner import run_seed
-from elasticutor.check.trace import Trace
+from elasticutor.lab.check.runner import run_seed
+from elasticutor.lab.check.trace import Trace
 for seed in map(int, sys.argv[1:]):
     trace = Trace()
     run_seed(seed, trace)

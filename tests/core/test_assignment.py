@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticutor.bench.assignment import against_optimum, least_cost_bytes, random_case
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler import assignment
 from elasticutor.core.scheduler.assignment import (
@@ -28,6 +27,7 @@ from elasticutor.core.scheduler.assignment import (
     migration_cost_bytes,
 )
 from elasticutor.errors import BadValueError
+from elasticutor.lab.bench.alone.assignment import against_optimum, least_cost_bytes, random_case
 
 Cores = Mapping[NodeId, int]
 

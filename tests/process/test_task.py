@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 from tests.process.sink_rig import Mail
 
-from elasticutor.bench.operators import COUNTS_AND_SUMS, CountAndSum, CountAndSumBatch
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import (
     Attempt,
@@ -24,6 +23,7 @@ from elasticutor.core.protocol.ids import (
     ShardId,
     TaskId,
 )
+from elasticutor.lab.bench.operators import COUNTS_AND_SUMS, CountAndSum, CountAndSumBatch
 from elasticutor.operator import Operator
 from elasticutor.process.specs import OperatorSpec, Route, Site, TaskSpec
 from elasticutor.process.task import TaskProcess

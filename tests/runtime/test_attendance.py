@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from elasticutor.bench.operators import CountAndSum
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.placement import Placement
 from elasticutor.driver.blueprint import Blueprint, in_paradigm
 from elasticutor.driver.life.participants import Attendance
+from elasticutor.lab.bench.operators import CountAndSum
 from elasticutor.process.specs import Tempo
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator

@@ -11,9 +11,9 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from elasticutor.bench.consistency import Links, bench_consistency, violations
 from elasticutor.driver.life.phases import RunError
 from elasticutor.driver.process_cluster import ProcessCluster
+from elasticutor.lab.bench.moves.consistency import Links, bench_consistency, violations
 from elasticutor.operator import Operator, State
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator

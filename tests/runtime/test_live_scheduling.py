@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import pytest
 from tests.runtime.live import started, wait_until
 
-from elasticutor.bench.work import Emulate
 from elasticutor.core.measure.measurements import TopologySeen
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.scheduler import Plan
 from elasticutor.driver import scheduling
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
+from elasticutor.lab.bench.work import Emulate
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology

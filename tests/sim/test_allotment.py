@@ -11,11 +11,11 @@ import pytest
 from elasticutor.core.measure.measurements import TopologySeen
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.scheduler import Plan, Scheduler, SchedulerConfig
-from elasticutor.sim.allotment import Allotment
-from elasticutor.sim.cluster import SimulatedCluster
-from elasticutor.sim.experiment import Experiment, Surge
-from elasticutor.sim.machines import Machines
-from elasticutor.sim.report import report
+from elasticutor.lab.sim.cluster import SimulatedCluster
+from elasticutor.lab.sim.experiment import Experiment, Surge
+from elasticutor.lab.sim.model.machines import Machines
+from elasticutor.lab.sim.report import report
+from elasticutor.lab.sim.scheduling import Allotment
 
 N0, N1 = NodeId("n0"), NodeId("n1")
 E0, E1 = Peer("e0"), Peer("e1")

@@ -20,11 +20,11 @@ from elasticutor.core.measure.pacing import LEAST_GAP_S, MOST_GAP_S
 from elasticutor.core.paradigm import PARADIGMS, Paradigm
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol.ids import Peer
-from elasticutor.sim.cluster import SimulatedCluster
-from elasticutor.sim.costs import Cost, Costs
-from elasticutor.sim.experiment import Experiment
-from elasticutor.sim.machines import Machines
-from elasticutor.sim.report import Report, report
+from elasticutor.lab.sim.cluster import SimulatedCluster
+from elasticutor.lab.sim.experiment import Experiment
+from elasticutor.lab.sim.model.costs import Cost, Costs
+from elasticutor.lab.sim.model.machines import Machines
+from elasticutor.lab.sim.report import Report, report
 
 SMALL = Experiment(
     machines=Machines(nodes=2, cores=4),

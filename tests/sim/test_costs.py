@@ -14,13 +14,13 @@ from elasticutor.core.measure.pacing import LEAST_GAP_S, MOST_GAP_S, PACE_S, USU
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, ChunkId, Epoch, TaskId
 from elasticutor.errors import BadValueError
-from elasticutor.sim.costs import Cost, Costs
-from elasticutor.sim.cpus import Cpus
-from elasticutor.sim.loop import Loop
-from elasticutor.sim.machines import Machines
-from elasticutor.sim.measures import Recorder
-from elasticutor.sim.processes import Process, Turns, World
-from elasticutor.sim.task_server import TaskServer
+from elasticutor.lab.sim.loop import Loop
+from elasticutor.lab.sim.model.costs import Cost, Costs
+from elasticutor.lab.sim.model.cpus import Cpus
+from elasticutor.lab.sim.model.machines import Machines
+from elasticutor.lab.sim.model.processes import Process, Turns, World
+from elasticutor.lab.sim.model.task_server import TaskServer
+from elasticutor.lab.sim.recorder import Recorder
 
 COST = Cost(message_s=20e-6, wake_s=18e-6, delay_s=16e-6)
 ODD = Cost(message_s=20.03e-6, wake_s=18.01e-6, delay_s=16.07e-6)

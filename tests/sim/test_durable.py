@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import OutOfOrderError
-from elasticutor.sim.durable import Durable
+from elasticutor.lab.check.world.durable import Durable
 from elasticutor.state.backend import Value
 from elasticutor.state.levels import Record
 

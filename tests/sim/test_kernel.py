@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticutor.errors import BadValueError
-from elasticutor.sim.kernel import Channel, Kernel
+from elasticutor.lab.check.world.kernel import Channel, Kernel
 
 Log = list[tuple[float, object]]
 

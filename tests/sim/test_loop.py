@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.sim.loop import Loop
+from elasticutor.lab.sim.loop import Loop
 
 
 @given(st.lists(st.floats(0.0, 10.0), max_size=30))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticutor.errors import BadValueError
-from elasticutor.sim.loop import Loop
-from elasticutor.sim.machines import Links, Machines
+from elasticutor.lab.sim.loop import Loop
+from elasticutor.lab.sim.model.machines import Links, Machines
 
 MB = 1_000_000
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticutor.sim.kernel import Kernel
-from elasticutor.sim.network import Address, Network
+from elasticutor.lab.check.world.kernel import Kernel
+from elasticutor.lab.check.world.network import Address, Network
 
 A, B, C = Address("a"), Address("b"), Address("c")
 

@@ -12,11 +12,11 @@ import pytest
 
 from elasticutor.core.paradigm import PARADIGMS
 from elasticutor.errors import BadValueError
-from elasticutor.sim.cluster import SimulatedCluster
-from elasticutor.sim.experiment import Experiment, Surge
-from elasticutor.sim.machines import Machines
-from elasticutor.sim.measures import Moment, Recorder
-from elasticutor.sim.report import recoveries, report
+from elasticutor.lab.sim.cluster import SimulatedCluster
+from elasticutor.lab.sim.experiment import Experiment, Surge
+from elasticutor.lab.sim.model.machines import Machines
+from elasticutor.lab.sim.recorder import Moment, Recorder
+from elasticutor.lab.sim.report import recoveries, report
 
 
 def moments(levels: list[float]) -> list[Moment]:

@@ -13,9 +13,9 @@ from elasticutor.core.executor.batch import Batch, Part
 from elasticutor.core.executor.tasks import TaskView
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, ChunkId, Epoch, NodeId, Peer, ShardId, TaskId
-from elasticutor.sim.costs import Cost
-from elasticutor.sim.loop import Loop
-from elasticutor.sim.task_server import Interruption, Job, TaskServer
+from elasticutor.lab.sim.loop import Loop
+from elasticutor.lab.sim.model.costs import Cost
+from elasticutor.lab.sim.model.task_server import Interruption, Job, TaskServer
 
 TASK = TaskId(0)
 COST = Cost(message_s=40e-6, wake_s=20e-6, delay_s=15e-6)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from elasticutor.core.keys import key_hashes
 from elasticutor.errors import BadValueError
-from elasticutor.sim.workload import Arrivals, KeySpace, KeyStream, shuffle_times, zipf_weights
+from elasticutor.lab.sim.workload import Arrivals, KeySpace, KeyStream, shuffle_times, zipf_weights
 
 
 def space(keys: int = 50, skew: float = 1.0, seed: int = 1) -> KeySpace:

@@ -19,7 +19,7 @@ SCRIPT = """
 import json
 import sys
 from pathlib import Path
-from elasticutor.bench.consistency import bench_consistency
+from elasticutor.lab.bench.moves.consistency import bench_consistency
 from elasticutor.spark.cluster import Cluster
 from elasticutor.spark.session import local_session
 

@@ -10,17 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from elasticutor.bench.structured_data import FILES, Files, write_files
-from elasticutor.bench.structured_work import Burning
 from elasticutor.driver.life.phases import RunError
-from elasticutor.sources import Generator
-from elasticutor.spark.rivals import (
+from elasticutor.lab.bench.structured.data import FILES, Files, write_files
+from elasticutor.lab.bench.structured.work import Burning
+from elasticutor.lab.spark.rivals import (
     RIVALS,
     file_stream,
     passthrough,
     run_to_nowhere,
     use_rocksdb,
 )
+from elasticutor.sources import Generator
 
 KEYS = 12
 

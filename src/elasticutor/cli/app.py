@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from elasticutor import __version__
-from elasticutor.cli import bench, chaos, check, demo, sim, state
+from elasticutor.cli import state
 from elasticutor.cli.output import note
 from elasticutor.errors import ElasticutorError
+from elasticutor.lab.cli import chaos, check, demo, sim
+from elasticutor.lab.cli.bench import app as bench
 
 app = typer.Typer(
     name="elasticutor",

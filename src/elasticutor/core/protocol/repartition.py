@@ -13,7 +13,7 @@ soon as it has the new table, since by then nothing of a moved shard is under wa
 output either, for those of the new owner go another way and might be there first.
 
 `Repartitioner` is the side of whoever decides, `PausableRoute` the side of an upstream; the side of
-an executor is `core.protocol.giver`. All are pure; `sim` and `driver` carry their messages.
+an executor is `core.protocol.giver`. All are pure; `lab.sim` and `driver` carry their messages.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""The laboratory: simulator, checker, chaos, benchmarks, rivals; nothing else imports it."""

@@ -1,0 +1,1 @@
+"""Benchmarks of one part alone: no Spark, and no run around it."""

@@ -1,0 +1,199 @@
+"""`elasticutor bench scheduler`: how long a decision takes, and how good its assignments are.
+
+What is timed is whole calls of `Scheduler.decide`, from measurements to a plan; making up the
+measurements is not. Between two calls a tenth of the executors get another amount of work and all
+get some noise, and every plan is carried out at once, so that there is a plan to make each time.
+How near the assignment comes to the best one is found in small cases, since only there the best is
+known.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.measure.measurements import ExecutorSeen, SourceSeen, TopologySeen
+from elasticutor.core.measure.metrics import ExecutorMetrics
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.placement import place
+from elasticutor.core.scheduler.scheduler import Plan, Scheduler
+from elasticutor.errors import BadValueError
+from elasticutor.lab.bench.alone.assignment import against_optimum
+from elasticutor.lab.bench.figures import Spread
+from elasticutor.lab.bench.live import Machine, Progress, silent, spread_as_dict
+
+_WARM_UP = 3
+_EVERY_S = 20.0  # longer than a cool-down
+_INTERVAL_S = 0.25
+_LOAD = 0.8  # work as a share of all cores
+_CHANGING = 0.1  # share of the executors that get another amount of work
+_NOISE = 0.05
+_SERVICE_RATE = 1000.0  # tuples of 1 ms
+_ROW_BYTES = 128
+_SHARDS = 256
+_TARGET_S = 0.05
+_OPERATORS = ("parse", "count")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerBench:
+    """What was measured."""
+
+    decide_ms: Spread
+    plans: int
+    """How many of the calls made a plan."""
+    changes: Spread
+    """Executors whose cores a plan changes."""
+    nodes: int
+    cores: int
+    """Of each node."""
+    executors: int
+    repeat: int
+    assignment: dict[str, Any]
+    """How near assignments come to the best, in small cases; see `against_optimum`."""
+    machine: Machine
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for `--json`."""
+        return {
+            **spread_as_dict("median_ms", self.decide_ms),
+            "plans": self.plans,
+            **spread_as_dict("changes", self.changes),
+            "nodes": self.nodes,
+            "cores": self.cores,
+            "executors": self.executors,
+            "repeat": self.repeat,
+            "assignment": self.assignment,
+            **self.machine.as_dict(),
+        }
+
+
+def bench_scheduler(
+    *,
+    nodes: int = 32,
+    cores: int = 8,
+    executors: int = 384,
+    repeat: int = 50,
+    cases: int = 500,
+    seed: int = 1,
+    progress: Progress = silent,
+) -> SchedulerBench:
+    """Time decisions about a cluster that is made up.
+
+    Args:
+        nodes: Of the cluster.
+        cores: Of each node.
+        executors: In two operators, one feeding the other. If there are more than cores, some
+            share.
+        repeat: Decisions to time; three before them do not count.
+        cases: Small cases in which the assignment is compared with the best there is.
+        seed: For loads, states and cases.
+        progress: Told what is being done.
+    """
+    sizes = {"nodes": nodes, "cores": cores, "executors": executors, "repeat": repeat}
+    for name, value in sizes.items():
+        if value < 1:
+            raise BadValueError(name, "be at least 1", value)
+    machine = Machine()
+    cluster = _Cluster(nodes, cores, executors, seed)
+    scheduler = Scheduler()
+    progress(f"{repeat} decisions about {executors} executors on {nodes} × {cores} cores")
+    took_ms, changes = [], []
+    for number in range(-_WARM_UP, repeat):
+        machine.glance()
+        seen = cluster.measure()
+        started = time.perf_counter()
+        plan = scheduler.decide(number * _EVERY_S, cluster.nodes, [seen])
+        elapsed_s = time.perf_counter() - started
+        if plan is not None:
+            cluster.carry_out(plan)
+        if number >= 0:
+            took_ms.append(elapsed_s * 1e3)
+            changes.append(0 if plan is None else len(plan.changed))
+    progress(f"{cases} small assignments against the best")
+    return SchedulerBench(
+        decide_ms=Spread.of(took_ms),
+        plans=sum(count > 0 for count in changes),
+        changes=Spread.of(changes),
+        nodes=nodes,
+        cores=cores,
+        executors=executors,
+        repeat=repeat,
+        assignment=against_optimum(cases, seed),
+        machine=machine,
+    )
+
+
+class _Cluster:
+    """Executors with some work each, which does as it is told."""
+
+    def __init__(self, nodes: int, cores: int, executors: int, seed: int) -> None:
+        self._rng = np.random.default_rng(seed)
+        self.nodes = {NodeId(f"n{number:04}"): cores for number in range(nodes)}
+        self._capacity = float(nodes * cores)
+        names = [Peer(f"e{number:05}") for number in range(executors)]
+        each = max(1, nodes * cores // executors)
+        placed = place([(name, each) for name in names], self.nodes, share=True)
+        self._homes = {name: placed[name].node for name in names}
+        self._cores = {name: placed[name].cores for name in names}
+        self._weights = self._drawn(executors)
+        self._states = (2.0 ** self._rng.uniform(16, 26, executors)).astype(int)  # to 64 MB
+        skew = 1.0 / np.arange(1, _SHARDS + 1) ** 0.5
+        self._shares = skew / skew.sum()
+
+    def _drawn(self, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """Amounts of work: many small ones, a few large ones."""
+        return self._rng.lognormal(0.0, 1.0, count)
+
+    def measure(self) -> TopologySeen:
+        """What is to be seen next: another amount of work for some, and noise for all."""
+        rng, count = self._rng, len(self._homes)
+        changing = rng.random(count) < _CHANGING
+        changing[rng.integers(count)] = True
+        self._weights[changing] = self._drawn(int(changing.sum()))
+        noise = rng.normal(1.0, _NOISE, count).clip(0.5, 1.5)
+        work = self._weights * noise * (_LOAD * self._capacity / self._weights.sum())
+        operator = np.arange(count) * len(_OPERATORS) // count
+        executors = tuple(
+            self._seen(name, _OPERATORS[operator[at]], float(work[at]), int(self._states[at]))
+            for at, name in enumerate(self._homes)
+        )
+        feeds = {"parse": ("clicks",), "count": ("parse",)} if count > 1 else {"parse": ("clicks",)}
+        rows = round(float(work[operator == 0].sum()) * _SERVICE_RATE * _INTERVAL_S)
+        source = SourceSeen("clicks", _INTERVAL_S, rows, blocked_share=0.0)
+        return TopologySeen("bench", (source,), executors, feeds, _TARGET_S)
+
+    def _seen(self, name: Peer, operator: str, work: float, state_bytes: int) -> ExecutorSeen:
+        cores = sum(self._cores[name].values())
+        arrived = round(work * _SERVICE_RATE * _INTERVAL_S)
+        done = min(arrived, round(cores * _SERVICE_RATE * _INTERVAL_S))
+        rows = self._rng.multinomial(done, self._shares)
+        metrics = ExecutorMetrics(
+            seconds=_INTERVAL_S,
+            core_seconds=cores * _INTERVAL_S,
+            rows_arrived=arrived,
+            bytes_arrived=arrived * _ROW_BYTES,
+            rows_processed=done,
+            rows_out=done,
+            useful_s=done / _SERVICE_RATE,
+            bytes_in=done * _ROW_BYTES,
+            bytes_out=done * _ROW_BYTES,
+            state_bytes=state_bytes,
+            shard_rows=rows,
+            shard_seconds=rows / _SERVICE_RATE,
+            latency=_NO_LATENCY,
+            backlog_rows=arrived - done,
+        )
+        return ExecutorSeen(name, operator, self._homes[name], self._cores[name], metrics)
+
+    def carry_out(self, plan: Plan) -> None:
+        """Have the cores of a plan."""
+        for name in plan.changed:
+            self._cores[name] = dict(plan.cores[name])
+
+
+_NO_LATENCY = LatencyHistogram()  # nobody looks at it

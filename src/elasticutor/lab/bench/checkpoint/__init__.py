@@ -1,0 +1,1 @@
+"""What checkpoints cost, and how soon state is back."""

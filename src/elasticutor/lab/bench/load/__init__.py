@@ -1,0 +1,1 @@
+"""Loads that change: shuffles, surges, shifting hot keys, and paradigms side by side."""

@@ -1,0 +1,1 @@
+"""The same work on a peer, Bytewax."""

@@ -1,0 +1,1 @@
+"""`elastic()` beside Spark's own APIs for state per key."""

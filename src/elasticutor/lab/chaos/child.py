@@ -1,0 +1,177 @@
+"""The runner's end of a driver: its process, what it says, and what its journal tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from elasticutor.lab.chaos.driver import Orders
+from elasticutor.lab.chaos.processes import MARK
+
+_ANSWER_S = 15.0
+_PHASES = ("lost", "recovered", "epoch committed", "run running", "failure", "run drained")
+
+
+class DriverFailedError(Exception):
+    """The driver says that its run has failed, or is silent, or gone: in words."""
+
+
+class Story:
+    r"""What a run's journal tells, read along.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "journal"
+        ...     _ = path.write_text('{"kind": "lost", "time": 3.5}\n{"kind": "reco')
+        ...     story = Story(path)
+        ...     story.read()
+        ...     story.times("lost", since=3.0), story.counts["recovered"]
+        ([3.5], 0)
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.counts: Counter[str] = Counter()
+        self.tail: list[str] = []
+        """The last lines, for whoever has to find out what went wrong."""
+        self._at = 0
+        self._events: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _PHASES}
+
+    def read(self) -> None:
+        """Take in what has been written since the last time."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._at)
+                news = file.read()
+        except FileNotFoundError:
+            return
+        whole = news[: news.rfind(b"\n") + 1]  # the driver may be writing, or have been killed
+        self._at += len(whole)
+        for line in whole.decode().splitlines():
+            event = json.loads(line)
+            kind = event["kind"]
+            self.counts[kind] += 1
+            if kind in self._events:
+                self._events[kind].append(event)
+            self.tail = [*self.tail[-40:], line]
+
+    def times(self, kind: str, since: float = 0.0) -> list[float]:
+        """When something has happened, from some moment on."""
+        return [event["time"] for event in self.events(kind, since)]
+
+    def mishaps(self) -> list[str]:
+        """Losses that no kill explains.
+
+        Whoever is killed ends by a signal; whoever ends by itself has an exit code.
+        """
+        signs = ("exit code", "no answer within", "has not come up", "not heard of")
+        reasons = [event["reason"] for event in self._events["lost"]]
+        return [reason for reason in reasons if any(sign in reason for sign in signs)]
+
+    def events(self, kind: str, since: float = 0.0) -> list[dict[str, Any]]:
+        """What has happened, from some moment on."""
+        return [event for event in self._events[kind] if event["time"] >= since]
+
+
+class Child:
+    """A driver's process."""
+
+    def __init__(self, orders: Orders, mark: str, log: Path) -> None:
+        self.orders = orders
+        self.mark = mark
+        self.cluster = ""
+        """The id of its cluster, as soon as that is up."""
+        self.story = Story(Path(orders.journal))
+        self._told: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(  # noqa: S603 - this very Python
+                [sys.executable, "-m", "elasticutor.lab.chaos.driver", orders.as_json()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=os.environ | {MARK: mark},
+                start_new_session=True,  # Ctrl-C is for the runner
+            )
+        threading.Thread(target=self._listen, name="driver", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has."""
+        return self._process.poll() is not None
+
+    def look(self) -> None:
+        """Take in what has happened; raises `DriverFailedError` if the run has failed."""
+        self.story.read()
+        with suppress(queue.Empty):
+            while True:
+                self._take(self._told.get_nowait())
+
+    def ask(self, what: str, answer_s: float = _ANSWER_S, **facts: Any) -> dict[str, Any]:
+        """Have it do something; returns its answer, or raises `DriverFailedError`."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # then it has told why, or is gone
+            self._process.stdin.write(json.dumps({"do": what, **facts}).encode() + b"\n")
+            self._process.stdin.flush()
+        until = time.monotonic() + answer_s
+        while True:
+            try:
+                told = self._told.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                raise DriverFailedError(f"no answer to {what!r} within {answer_s:g} s") from None
+            self._take(told)
+            if told is not None and told["told"] in (what, f"{what}ed"):
+                return told
+
+    def dump(self) -> None:
+        """Have it write what its threads are doing to its log."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGUSR1)
+
+    def kill(self) -> None:
+        """`kill -9`."""
+        self._process.kill()
+        self._process.wait()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for its end; returns its exit code, None if it has not ended."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def close(self) -> None:
+        """Close the pipes."""
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._told.put(json.loads(line))
+        self._told.put(None)
+
+    def _take(self, told: dict[str, Any] | None) -> None:
+        if told is None:
+            raise DriverFailedError(f"the driver has ended with code {self._process.wait()}")
+        if told["told"] == "cluster":
+            self.cluster = told["cluster"]
+        if told["told"] == "failed":
+            raise DriverFailedError(f"the run has failed: {told['why']}")

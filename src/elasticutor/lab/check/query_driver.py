@@ -1,0 +1,235 @@
+"""Who receives a query's tasks in checked runs: `batches` decides, and this enacts it.
+
+It plays what stands between the query and the executors of one operator: the reception, which
+starts another run when one is over, the driver of a run, and the clerk of its checkpoint, who does
+one thing after the other.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol.coordinator import WriteManifest
+from elasticutor.core.protocol.ids import Attempt, Epoch
+from elasticutor.core.protocol.succession import Succession
+from elasticutor.errors import StaleAttemptError
+from elasticutor.lab.check.invariants import Fences
+from elasticutor.lab.check.pipeline import ChainOperator
+from elasticutor.lab.check.run import Run
+from elasticutor.lab.check.world.kept import Kept
+from elasticutor.lab.check.world.network import Address
+
+_GONE_ON = "the run that the stage has begun with is over, and what its other tasks have sent too"
+
+
+class Counts(Protocol):
+    """Knows the stages."""
+
+    def count(self, stage: int) -> tuple[int, int, int] | None:
+        """Tasks that a stage runs, its partitions, and what its output is for; None: it is gone."""
+
+
+class Desk:
+    """Receives the tasks that feed one operator."""
+
+    def __init__(
+        self, run: Run, kept: Kept, operator: ChainOperator, counts: Counts, *, calm: bool
+    ) -> None:
+        self._run = run
+        self._kept = kept
+        self._operator = operator
+        self._counts = counts
+        self._batches: ba.Batches | None = None  # None: no run is there
+        self._opened = 0
+        self._attempt = Attempt(0)
+        self._succession = Succession()
+        self._addresses: dict[ba.Ingress, Address] = {}
+        self._jobs: deque[tuple[Callable[[], None], ba.BatchEvent]] = deque()
+        self._free_at = 0.0
+        self._fences = Fences(operator.name, self._newest_below, run.oracle.violate, calm=calm)
+
+    def waiting_for(self) -> list[str]:
+        """Why it does not go on, if it does not."""
+        return ["no run"] if self._batches is None else self._batches.waiting_for()
+
+    def knows(self, epoch: Epoch) -> bool:
+        """Whether a task of this epoch has been here, and no later one."""
+        return epoch == (self._batches.epoch if self._batches else self._succession.owed)
+
+    def writes(self, epoch: Epoch) -> bool:
+        """Whether the manifest of this epoch is being written."""
+        durable = [then for _, then in self._jobs if isinstance(then, ba.EpochDurable)]
+        return any(one.epoch == epoch for one in durable)
+
+    # What happens
+
+    def arrive(self, event: ba.TaskArrived, address: Address) -> None:
+        """A task wants to send; if no run is there, another one is started for it."""
+        task = event.task
+        self._addresses[task] = address
+        self._fences.told(event)
+        if self._batches is None:
+            if not self._succession.may_begin(task):
+                self._enact(ba.Refuse(task, _GONE_ON, True))
+                return
+            self._open(task.epoch)
+        self._succession.saw(task)
+        self.tell(event)
+
+    def tell(self, event: ba.BatchEvent) -> None:
+        """Let it be decided what comes of an event, unless it is late."""
+        batches = self._batches
+        if batches is None:
+            return
+        before = None if batches.idle else batches.attempt
+        try:
+            orders = batches.handle(event)
+        except StaleAttemptError:
+            return
+        self._run.note(f"{self._operator.name} desk", event)
+        self._fences.told(event)
+        given_up = batches.attempt != before or batches.phase is ba.BatchPhase.ABORTED
+        if before is not None and given_up:
+            self._run.abort(str(event))
+        for order in orders:
+            self._enact(order)
+
+    def failed(self, attempt: Attempt, reason: str) -> None:
+        """An executor cannot go on with an attempt."""
+        if self._batches is not None and attempt == self._batches.attempt:
+            self.lose(reason)
+
+    def lose(self, reason: str) -> None:
+        """Something is lost: no task that is here can go on, and mostly the run is over as well."""
+        chance = self._run.rng.random()
+        if chance < 0.3:
+            self._give_up(reason)
+        else:
+            self.close(reason, replace=chance < 0.6)
+
+    def close(self, reason: str, *, replace: bool) -> None:
+        """End the run; with `replace`, its executors too. The next task begins another one."""
+        self._give_up(reason)
+        if self._batches is not None:
+            self._attempt = self._batches.attempt
+            self._succession.owes(self._batches.owed)
+        self._batches = None
+        self._opened += 1
+        while self._jobs and self._run.rng.random() < 0.5:  # others are never done
+            self._jobs.popleft()[0]()
+        self._jobs.clear()
+        if replace:
+            for name in self._operator.executor_names:
+                host = self._run.world.executors[name]
+                if host.alive:
+                    host.die()
+                self._run.place_executor(name, self._operator)
+
+    def forget_stages(self) -> None:
+        """Whoever numbers the stages begins anew, and nobody remembers anything."""
+        self._succession = Succession()
+        self._fences.began_anew()
+
+    def _give_up(self, reason: str) -> None:
+        batches = self._batches
+        if batches is None:
+            return
+        if not batches.idle:
+            self._run.abort(reason)
+        for order in batches.give_up(reason):
+            self._enact(order)
+
+    def _open(self, epoch: Epoch) -> None:
+        base = self._newest_below(epoch)
+        for name in self._operator.executor_names:
+            self._kept.go_back(name, base)
+        names = self._operator.executor_names
+        self._batches = ba.Batches(names, committed=base, first=self._attempt)
+        self._succession.bequeath(self._batches)
+        self._run.oracle.counts["query_runs"] += 1
+
+    def _newest_below(self, epoch: Epoch) -> Epoch:
+        (newest,) = {self._kept.newest_below(name, epoch) for name in self._operator.executor_names}
+        return newest
+
+    # What is to be done
+
+    def _enact(self, order: ba.BatchOrder) -> None:
+        self._fences.ordered(order)
+        self._run.note(f"{self._operator.name} desk", order)
+        match order:
+            case ba.CountTasks():
+                pause = self._run.rng.uniform(0.0, 0.01)
+                self._run.kernel.after(pause, self._count, self._opened, order)
+            case ba.GoBack(attempt, base):
+                self._run.oracle.counts["went_back"] += 1
+                self._by_clerk(lambda: self._go_back(base), ba.WentBack(attempt))
+            case ba.BeginBatch(who, attempt, base, epoch, _, upstreams):
+                self._run.begin(who, ev.AttemptBegun(attempt, base, epoch, upstreams))
+            case WriteManifest(epoch, attempt):
+                durable = ba.EpochDurable(attempt, epoch)
+                self._by_clerk(lambda: self._write(epoch, attempt), durable)
+            case ba.Admit(task):
+                self._answer(task, order)
+            case ba.Refuse(task) | ba.Leave(task):
+                self._answer(task, order)
+                self._addresses.pop(task, None)
+
+    def _answer(self, task: ba.Ingress, order: Any) -> None:
+        address = self._addresses.get(task)
+        if address is not None:
+            self._run.world.network.send(self._run.world.driver, address, order)
+
+    def _count(self, opened: int, order: ba.CountTasks) -> None:
+        if opened != self._opened:
+            return
+        found = self._counts.count(order.stage)
+        if found is None:
+            self._cannot_count(order)
+        else:
+            self.tell(ba.StageCounted(order.execution, order.stage, *found))
+
+    def _cannot_count(self, order: ba.CountTasks) -> None:
+        batches = self._batches
+        if batches is None:
+            return
+        was_idle, reason = batches.idle, f"the size of stage {order.stage} is not known"
+        orders = batches.cannot_count(order, reason)
+        if batches.idle and not was_idle:
+            self._run.abort(reason)
+        for answer in orders:
+            self._enact(answer)
+
+    # The clerk
+
+    def _by_clerk(self, act: Callable[[], None], then: ba.BatchEvent) -> None:
+        self._jobs.append((act, then))
+        self._free_at = max(self._free_at, self._run.kernel.now) + self._run.storage_s()
+        self._run.kernel.at(self._free_at, self._do_next, self._opened)
+
+    def _do_next(self, opened: int) -> None:
+        if opened != self._opened:
+            return
+        act, then = self._jobs.popleft()
+        rng, rates = self._run.rng, self._run.scenario.rates
+        if isinstance(then, ba.EpochDurable) and rng.random() < rates.manifest_fails:
+            self._run.oracle.counts["failed_manifests"] += 1
+            if rng.random() < 0.5:  # it is there, and nobody was told
+                act()
+            self.lose("the manifest could not be written")
+            return
+        act()
+        self.tell(then)
+
+    def _go_back(self, base: Epoch) -> None:
+        for name in self._operator.executor_names:
+            self._kept.go_back(name, base)
+
+    def _write(self, epoch: Epoch, attempt: Attempt) -> None:
+        for name in self._operator.executor_names:
+            self._kept.commit(name, epoch, attempt)
+        self._run.oracle.counts["epochs"] += 1

@@ -1,0 +1,1 @@
+"""The simulated world of a checked run: processes, channels, stores, and time."""

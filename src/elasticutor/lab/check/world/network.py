@@ -1,0 +1,60 @@
+"""Simulated processes with addresses, and a channel between any two of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, NewType
+
+from elasticutor.lab.check.world.kernel import Channel, Kernel
+
+Address = NewType("Address", str)
+
+Receive = Callable[[Address, Any], None]
+"""Called with the sender and the message."""
+
+
+class Network:
+    """Who is alive, and what is under way between them.
+
+    A process that ends loses what is on its way to it. What it had sent before may still arrive or
+    may be lost with it: both happen to sockets.
+    """
+
+    def __init__(self, kernel: Kernel, rng: random.Random, delay: Callable[[], float]) -> None:
+        self._kernel = kernel
+        self._rng = rng
+        self._delay = delay
+        self._receivers: dict[Address, Receive] = {}
+        self._channels: dict[tuple[Address, Address], Channel] = {}
+        self.sent = 0
+
+    def join(self, address: Address, receive: Receive) -> None:
+        """Let a process be reached; an address is never used twice."""
+        self._receivers[address] = receive
+
+    def leave(self, address: Address) -> None:
+        """Let a process be gone."""
+        self._receivers.pop(address, None)
+        lose_sent = self._rng.random() < 0.5
+        for (source, destination), channel in list(self._channels.items()):
+            if destination == address or (source == address and lose_sent):
+                channel.cut()
+            if address in (source, destination):
+                del self._channels[source, destination]
+
+    def alive(self, address: Address) -> bool:
+        """Whether a process can be reached."""
+        return address in self._receivers
+
+    def send(self, source: Address, destination: Address, message: Any) -> None:
+        """Put a message on its way, behind all earlier ones between the two."""
+        if destination not in self._receivers or source not in self._receivers:
+            return
+        channel = self._channels.get((source, destination))
+        if channel is None:
+            receive = self._receivers[destination]
+            channel = Channel(self._kernel, self._delay, lambda m: receive(source, m))
+            self._channels[source, destination] = channel
+        self.sent += 1
+        channel.send(message)

@@ -1,0 +1,1 @@
+"""`elasticutor bench …`: a command per benchmark."""

@@ -1,0 +1,1 @@
+"""The demo: two operators whose rushes follow each other, elastic beside static."""

@@ -1,0 +1,1 @@
+"""The simulated cluster's parts: machines, CPUs, sources, executors, and what messages cost."""

@@ -1,0 +1,133 @@
+"""The machines of a simulated cluster: nodes with cores, and the links between them.
+
+Each node has one link out and one link in. A link sends one message at a time, in the order of
+asking; so whoever sends much delays whoever sends beside. Within a node a message is there as soon
+as it is sent: sockets are memory there, and what takes time is that its receiver has to wake up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticutor.core.protocol.ids import NodeId
+from elasticutor.errors import BadValueError
+from elasticutor.lab.sim.loop import Action, Loop
+from elasticutor.lab.sim.model.costs import Costs
+
+HEADER_BYTES = 200
+"""What a message has besides its tuples: addresses, numbers, framing."""
+
+SLICE_BYTES = 256 * 1024
+"""State travels in pieces of this size, so that other messages get between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """What the cluster is made of.
+
+    Example:
+        >>> machines = Machines(nodes=2, cores=8)
+        >>> machines.names, machines.transfer_s(125_000)
+        (('n0', 'n1'), 0.001)
+    """
+
+    nodes: int = 32
+    cores: int = 8
+    """Of each node."""
+    bandwidth: float = 1e9 / 8
+    """Bytes per second of every link, each way."""
+    latency_s: float = 100e-6
+    """From node to node, besides the time on the links."""
+    costs: Costs = field(default_factory=Costs)
+    """What messages cost the processes that take them in; one after the other."""
+    shared_cpus: bool = False
+    """Whether these processes run on the cores of their node; otherwise they have CPUs besides."""
+    startup_s: float = 0.030
+    """From the order to start a task until its process is up."""
+
+    def __post_init__(self) -> None:
+        for name in ("nodes", "cores"):
+            count = getattr(self, name)
+            if type(count) is not int or count < 1:
+                raise BadValueError(name, "be a whole number, at least 1", count)
+        for name in ("latency_s", "startup_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise BadValueError(name, "be finite and at least 0", getattr(self, name))
+        if not 0 < self.bandwidth < math.inf:
+            raise BadValueError("bandwidth", "be finite and more than 0", self.bandwidth)
+
+    @property
+    def names(self) -> tuple[NodeId, ...]:
+        """The nodes by name, in an order that sorting keeps."""
+        digits = len(str(self.nodes - 1))
+        return tuple(NodeId(f"n{number:0{digits}}") for number in range(self.nodes))
+
+    @property
+    def total(self) -> int:
+        """All cores."""
+        return self.nodes * self.cores
+
+    def transfer_s(self, size: int) -> float:
+        """How long a message of so many bytes takes on a link."""
+        return size / self.bandwidth
+
+
+class Links:
+    """Carries messages from node to node.
+
+    Example:
+        Two messages of 1 ms each share the link out of node 0.
+
+        >>> loop, log = Loop(), []
+        >>> links = Links(loop, Machines(nodes=3))
+        >>> for destination in (1, 2):
+        ...     _ = links.send(0.0, 0, destination, 125_000, lambda _: log.append(loop.now), None)
+        >>> loop.run(until=1.0)
+        >>> log
+        [0.0011, 0.0021]
+    """
+
+    def __init__(self, loop: Loop, machines: Machines) -> None:
+        self._loop = loop
+        self._latency_s = machines.latency_s
+        self._byte_s = 1.0 / machines.bandwidth
+        self._out_free = [-math.inf] * machines.nodes
+        self._in_free = [-math.inf] * machines.nodes
+
+    def send(
+        self,
+        time: float,
+        source: int,
+        destination: int,
+        size: int,
+        deliver: Action,
+        message: Any,
+    ) -> float:
+        """Put a message on its way; returns when it has left the source.
+
+        Messages between two nodes arrive in the order sent, and so they do within a node.
+        """
+        if source == destination:
+            self._loop.at(time, deliver, message)
+            return time
+        transfer_s = size * self._byte_s
+        free = self._out_free[source]
+        left = (max(time, free)) + transfer_s
+        self._out_free[source] = left
+        # Its last bit is there then, if the link into the destination is not busy with others.
+        there = left + self._latency_s
+        self._loop.at(there, self._arrive, (destination, transfer_s, deliver, message))
+        return left
+
+    def _arrive(self, message: tuple[int, float, Action, Any]) -> None:
+        destination, transfer_s, deliver, content = message
+        free = self._in_free[destination] + transfer_s
+        now = self._loop.now
+        if free <= now:
+            self._in_free[destination] = now
+            deliver(content)
+        else:
+            self._in_free[destination] = free
+            self._loop.at(free, deliver, content)

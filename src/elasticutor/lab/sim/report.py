@@ -1,0 +1,235 @@
+"""What came out of a run on a simulated cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from elasticutor.lab.sim.cluster import SimulatedCluster
+from elasticutor.lab.sim.recorder import BIN_S, Moment
+from elasticutor.lab.sim.surging import Surged
+
+RECOVERED = 0.95
+"""The share of the steady throughput at which a shuffle has been recovered from …"""
+
+HOLD_S = 2.0
+"""… on average over so many seconds, or half of the time until the next shuffle if that is less."""
+
+STEADY_S = 2.0
+"""So many seconds before a shuffle say what is steady."""
+
+BEHIND_S = 0.1
+BLOCKED_SHARE = 0.05
+"""Sources that end further behind, or were blocked for longer, could not send what they had."""
+
+_MB = 1e6
+_TINY_S = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The figures of one run; times are simulated but for those of the wall."""
+
+    paradigm: str
+    seconds: float
+    """Measured."""
+    throughput: float
+    """Tuples per second."""
+    ideal: float
+    """The same if all cores were busy all the time."""
+    bound: float
+    """The same if the hottest key's core were busy all the time, and all else followed it."""
+    saturated: bool
+    """Whether sources had more than they could send."""
+    latency_mean_ms: float
+    latency_p50_ms: float
+    latency_p90_ms: float
+    latency_p99_ms: float
+    cpu_beyond_ms: float
+    """CPU time that messages cost, per tuple: of sources, main processes, tasks and sinks."""
+    reassignments: int
+    """Shards that have moved."""
+    core_moves: int
+    sync_ms_p50: float
+    migration_ms_p50: float
+    """Of moves to another node."""
+    recovery_s: float
+    """From a shuffle until throughput is normal again; the median, infinite if most were not."""
+    recoveries_s: tuple[float, ...]
+    """From each shuffle; NaN if it was not before the next."""
+    state_migrated_mb_s: float
+    remote_mb_s: float
+    """Tuples and results to and from tasks on other nodes."""
+    timeline: tuple[Moment, ...]
+    surged: Surged | None
+    wall_s: float
+    wall_s_per_simulated_s: float
+    events: int
+    seed: int
+
+    @property
+    def ratio(self) -> float:
+        """Throughput, of the ideal."""
+        return self.throughput / self.ideal
+
+    @property
+    def bound_ratio(self) -> float:
+        """The hottest key's bound, of the ideal."""
+        return self.bound / self.ideal
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for `--json`; null stands for what there is not."""
+        figures = {
+            "paradigm": self.paradigm,
+            "seconds": round(self.seconds, 3),
+            "throughput": round(self.throughput, 3),
+            "ideal": round(self.ideal, 3),
+            "ratio": round(self.ratio, 4),
+            "bound": round(self.bound, 3),
+            "bound_ratio": round(self.bound_ratio, 4),
+            "saturated": self.saturated,
+            "latency_mean_ms": round(self.latency_mean_ms, 3),
+            "latency_p50_ms": round(self.latency_p50_ms, 3),
+            "latency_p90_ms": round(self.latency_p90_ms, 3),
+            "latency_p99_ms": round(self.latency_p99_ms, 3),
+            "cpu_beyond_ms_per_tuple": round(self.cpu_beyond_ms, 4),
+            "reassignments": self.reassignments,
+            "core_moves": self.core_moves,
+            "sync_ms_p50": round(self.sync_ms_p50, 3),
+            "migration_ms_p50": round(self.migration_ms_p50, 3),
+            "recovery_s": round(self.recovery_s, 3),
+            "recoveries_s": [_known(seconds) for seconds in self.recoveries_s],
+            "state_migrated_mb_s": round(self.state_migrated_mb_s, 3),
+            "remote_mb_s": round(self.remote_mb_s, 3),
+            **(self.surged.as_dict() if self.surged else {}),
+            "timeline": [_moment(moment) for moment in self.timeline],
+            "wall_s": round(self.wall_s, 3),
+            "wall_s_per_simulated_s": round(self.wall_s_per_simulated_s, 4),
+            "events": self.events,
+            "seed": self.seed,
+        }
+        return {name: _known(figure) for name, figure in figures.items()}
+
+
+def report(cluster: SimulatedCluster) -> Report:
+    """The figures of a run so far; after its end, of all of it."""
+    experiment, recorder = cluster.experiment, cluster.recorder
+    seconds = cluster.measured_s
+    moved = recorder.measured_moves
+    far = [one for one in moved if one.remote]
+    recoveries = _recoveries(cluster)
+    blocked = sum(upstream.blocked_s for upstream in cluster.upstreams)
+    simulated = max(cluster.loop.now, BIN_S)
+    return Report(
+        paradigm=experiment.paradigm,
+        seconds=seconds,
+        throughput=_per(recorder.done, seconds),
+        ideal=experiment.ideal,
+        bound=_bound(cluster),
+        saturated=blocked > BLOCKED_SHARE * simulated * len(cluster.upstreams)
+        or max(upstream.behind_s() for upstream in cluster.upstreams) > BEHIND_S,
+        latency_mean_ms=recorder.latency.mean_s * 1e3,
+        latency_p50_ms=recorder.latency.percentile_s(50) * 1e3,
+        latency_p90_ms=recorder.latency.percentile_s(90) * 1e3,
+        latency_p99_ms=recorder.latency.percentile_s(99) * 1e3,
+        cpu_beyond_ms=_per(cluster.measured_path_s * 1e3, recorder.done),
+        reassignments=sum(one.shards for one in moved),
+        core_moves=recorder.core_moves,
+        sync_ms_p50=_median(one.sync_s * 1e3 for one in moved),
+        migration_ms_p50=_median(one.migration_s * 1e3 for one in far),
+        recovery_s=_median(math.inf if math.isnan(s) else s for s in recoveries),
+        recoveries_s=tuple(recoveries),
+        state_migrated_mb_s=_per(sum(one.size for one in moved) / _MB, seconds),
+        remote_mb_s=_per(recorder.remote_bytes / _MB, seconds),
+        timeline=tuple(recorder.measured),
+        surged=cluster.surging.result() if cluster.surging else None,
+        wall_s=cluster.wall_s,
+        wall_s_per_simulated_s=cluster.wall_s / simulated,
+        events=cluster.loop.events,
+        seed=experiment.seed,
+    )
+
+
+def _recoveries(cluster: SimulatedCluster) -> list[float]:
+    start = cluster.experiment.warmup_s
+    shuffles = [at - start for at in cluster.shuffles]
+    most = min(cluster.experiment.ideal, _bound(cluster))
+    return recoveries(shuffles, cluster.recorder.measured, most)
+
+
+def _bound(cluster: SimulatedCluster) -> float:
+    return 1.0 / cluster.experiment.cost_s / float(cluster.space.weights[0])
+
+
+def recoveries(
+    shuffles: Sequence[float], moments: Sequence[Moment], most: float = math.inf
+) -> list[float]:
+    """How long after each shuffle throughput was normal again; NaN if it was not before the next.
+
+    Steady is the median of the two seconds before a shuffle, and of all shuffles the highest: after
+    one that was never recovered from, what comes before the next is not steady. It is no more than
+    what can last. It is normal again at the first moment from which on the mean of two seconds is
+    95 % of that: a saturated cluster's throughput varies by a tenth from bin to bin, and often the
+    dip comes later than the shuffle. A shuffle that nobody notices is recovered from at once.
+
+    Args:
+        shuffles: When they were.
+        moments: What throughput was, from before the first of them.
+        most: The throughput that can last. Queues that fill up may take more for a while.
+
+    Example:
+        >>> levels = [100] * 20 + [99, 60, 50, 60, 97, 96, 99] + [100] * 33
+        >>> moments = [Moment((i + 1) / 10, n, 1.0, 1.0, 1, 0) for i, n in enumerate(levels)]
+        >>> [round(seconds, 1) for seconds in recoveries([2.0], moments)]
+        [0.2]
+    """
+    end = moments[-1].time_s if moments else 0.0
+    past = [at for at in shuffles if at < end]
+    medians = [
+        median(levels)
+        for at in past
+        if (
+            levels := [
+                m.throughput for m in moments if -STEADY_S - _TINY_S < m.time_s - at <= _TINY_S
+            ]
+        )
+    ]
+    if not medians:
+        return []
+    enough = RECOVERED * min(max(medians), most)
+    found = []
+    for at, until in zip(past, [*past[1:], end], strict=True):
+        after = [m for m in moments if at + _TINY_S < m.time_s <= until + _TINY_S]
+        hold = max(1, min(round(HOLD_S / BIN_S), len(after) // 2))
+        levels = [moment.throughput for moment in after]
+        means = [fmean(levels[n : n + hold]) for n in range(len(levels) - hold + 1)]
+        first = next((n for n, level in enumerate(means) if level >= enough), None)
+        found.append(math.nan if first is None else max(0.0, after[first].time_s - BIN_S - at))
+    return found
+
+
+def _moment(moment: Moment) -> dict[str, Any]:
+    return {
+        "time_s": moment.time_s,
+        "throughput": round(moment.throughput, 3),
+        "mean_ms": _known(round(moment.mean_ms, 3)),
+        "p50_ms": _known(round(moment.p50_ms, 3)),
+        "cores": moment.cores,
+        "moves": moment.moves,
+    }
+
+
+def _known(figure: Any) -> Any:
+    return None if isinstance(figure, float) and not math.isfinite(figure) else figure
+
+
+def _per(amount: float, seconds: float) -> float:
+    return amount / seconds if seconds > 0 else 0.0
+
+
+def _median(numbers: Iterable[float]) -> float:
+    found = list(numbers)
+    return median(found) if found else math.nan

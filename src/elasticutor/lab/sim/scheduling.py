@@ -1,0 +1,123 @@
+"""The scheduler on the simulated cluster: it looks, decides, and has cores handed out.
+
+It decides nothing itself: `core.scheduler.scheduler` makes the plan of what was measured. Cores
+that are given up come first, and those that are granted follow when they are really free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from elasticutor.core.measure.measurements import ExecutorSeen, TopologySeen
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.plan_execution import GRANT_S, Dealing
+from elasticutor.core.scheduler.scheduler import LOOK_S, Plan, Scheduler
+from elasticutor.lab.sim.model.elastic import ElasticHost
+from elasticutor.lab.sim.model.machines import HEADER_BYTES
+from elasticutor.lab.sim.model.processes import World
+from elasticutor.lab.sim.model.upstreams import Upstream
+
+_DRIVER = 0
+"""The number of the node that the scheduler is on."""
+
+
+class Allotment:
+    """Who has which cores, and how that changes.
+
+    Args:
+        world: Where they are.
+        hosts: The executors, with the cores that each starts with.
+        upstreams: Who feeds them.
+        scheduler: Who decides.
+        target_s: The latency to be kept.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        hosts: Mapping[Peer, tuple[ElasticHost, Mapping[NodeId, int]]],
+        upstreams: Sequence[Upstream],
+        scheduler: Scheduler,
+        target_s: float,
+    ) -> None:
+        self._world = world
+        self._hosts = {name: host for name, (host, _) in hosts.items()}
+        self.cores = {name: dict(cores) for name, (_, cores) in hosts.items()}
+        """What every executor has, or has been promised."""
+        self.rounds = 0
+        """How often the scheduler was asked."""
+        self.plans: list[tuple[float, Plan]] = []
+        self._upstreams = upstreams
+        self._scheduler = scheduler
+        self._target_s = target_s
+        self._room = dict.fromkeys(world.machines.names, world.machines.cores)
+        self._dealing = Dealing({})
+        self._until = 0.0
+        self._over = False
+        self._look_s = min(LOOK_S, scheduler.config.interval_s)
+        world.core_freed = self._go_on
+
+    def start(self) -> None:
+        """Look every interval from now on."""
+        self._world.loop.at(self._world.loop.now + self._look_s, self._look)
+
+    def stop(self) -> None:
+        """Decide nothing more; everybody keeps the cores that it has."""
+        self._over = True
+
+    def _look(self, _: None) -> None:
+        if self._over:
+            return
+        loop = self._world.loop
+        loop.at(loop.now + self._look_s, self._look)
+        if not self._dealing.done and loop.now < self._until:
+            return  # a plan is being carried out
+        self._dealing = Dealing({})
+        self.rounds += 1
+        plan = self._scheduler.decide(loop.now, self._room, [self._seen()])
+        if plan is not None:
+            self.plans.append((loop.now, plan))
+            self._begin(plan)
+
+    def _seen(self) -> TopologySeen:
+        return TopologySeen(
+            "sim",
+            tuple(upstream.seen() for upstream in self._upstreams),
+            tuple(self._measured(name, host) for name, host in self._hosts.items()),
+            {"operator": ("source",)},
+            self._target_s,
+        )
+
+    def _measured(self, name: Peer, host: ElasticHost) -> ExecutorSeen:
+        shards = Counter(home for home in host.core.homes if home is not None)
+        for node, count in shards.items():
+            host.tell(ev.StateMeasured(node, count * self._world.shard_bytes))
+        metrics = host.core.measure(self._world.loop.now)
+        return ExecutorSeen(name, "operator", host.home, dict(self.cores[name]), metrics)
+
+    def _begin(self, plan: Plan) -> None:
+        self._until = self._world.loop.now + GRANT_S
+        self._dealing = Dealing({name: plan.cores[name] for name in plan.changed}, plan.shared)
+        self._order(self._dealing.give_up(self.cores))
+        self._go_on(None)
+
+    def _go_on(self, _: NodeId | None) -> None:
+        """Grant what has become free."""
+        if not self._dealing.done:
+            occupied = {name: host.occupied for name, host in self._hosts.items()}
+            self._order(self._dealing.grant(self.cores, occupied, self._room))
+
+    def _order(self, orders: Mapping[Peer, dict[NodeId, int]]) -> None:
+        for name, cores in orders.items():
+            self._set_cores(name, cores)
+
+    def _set_cores(self, name: Peer, cores: dict[NodeId, int]) -> None:
+        more = sum(max(0, n - self.cores[name].get(node, 0)) for node, n in cores.items())
+        self._world.recorder.core_moves += more
+        self.cores[name] = cores
+        host, loop = self._hosts[name], self._world.loop
+        self._world.links.send(
+            loop.now, _DRIVER, host.node, HEADER_BYTES, host.set_cores, dict(cores)
+        )
