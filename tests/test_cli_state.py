@@ -17,7 +17,8 @@ from typer.testing import CliRunner, Result
 from elasticutor.cli.app import app
 from elasticutor.cli.state import keys_meant
 from elasticutor.errors import BadValueError, ElasticutorError
-from elasticutor.state.checkpoint import MismatchError, StateForm, StateReader
+from elasticutor.state.checkpoint import MismatchError, StateForm
+from elasticutor.state.inspection import StateReader
 
 TYPED = pa.schema({"n": pa.int64(), "last": pa.string()})
 

@@ -15,14 +15,9 @@ from tests.state.checkpoint.rig import Job, contents, form, opened, places, some
 from elasticutor import read_state
 from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError
-from elasticutor.state.checkpoint import (
-    DamagedError,
-    MismatchError,
-    StateForm,
-    StateReader,
-    write_increment,
-)
+from elasticutor.state.checkpoint import DamagedError, MismatchError, StateForm, write_increment
 from elasticutor.state.codec import decode, encode, encode_key
+from elasticutor.state.inspection import StateReader
 from elasticutor.state.levels import Record
 
 

@@ -18,13 +18,13 @@ from rich.text import Text
 from elasticutor.cli.output import note, out, print_json, progress_bar
 
 if TYPE_CHECKING:  # what reads files is imported when it is needed: it takes a moment
-    from elasticutor.state.checkpoint import (
+    from elasticutor.state.checkpoint import StateForm
+    from elasticutor.state.inspection import (
         Checked,
         Claimed,
         Difference,
         Entry,
         EpochKept,
-        StateForm,
         StateReader,
     )
 
@@ -55,7 +55,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 @app.command("ls")
 def list_epochs(checkpoint: Where, as_json: AsJson = False) -> None:
     """List the epochs, what state each has, and who has claimed the checkpoint."""
-    from elasticutor.state.checkpoint import StateReader, claimed_by, epochs_kept
+    from elasticutor.state.inspection import StateReader, claimed_by, epochs_kept
 
     reader = StateReader(checkpoint)
     epochs = epochs_kept(reader)
@@ -103,7 +103,7 @@ def show(
     Typed columns where the operator has a [bold]state_schema[/bold]; otherwise numbers, texts and
     bytes, and of everything else its size, unless [bold]--unpickle[/bold] is given.
     """
-    from elasticutor.state.checkpoint import StateReader
+    from elasticutor.state.inspection import StateReader
 
     reader = StateReader(checkpoint)
     if key is None:
@@ -147,7 +147,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Compare an operator's state of two epochs: keys added, removed and changed."""
-    from elasticutor.state.checkpoint import StateReader, difference
+    from elasticutor.state.inspection import StateReader, difference
 
     reader = StateReader(checkpoint)
     found = difference(reader, operator, before, after, unpickle=unpickle)
@@ -177,7 +177,7 @@ def check(checkpoint: Where, as_json: AsJson = False) -> None:
 
     Exits with 1 if something is damaged, and says what, and which epochs need it.
     """
-    from elasticutor.state.checkpoint import Checked, StateReader, check_files
+    from elasticutor.state.inspection import Checked, StateReader, check_files
 
     reader = StateReader(checkpoint)
     latest = Checked()
@@ -222,7 +222,7 @@ def keys_meant(text: str, form: StateForm) -> list[Any]:
         >>> keys_meant("2024-02-29", StateForm("counts", 1, 1, (("day", "date32[day]"),)))
         ['2024-02-29', datetime.date(2024, 2, 29)]
     """
-    from elasticutor.state.checkpoint.reading import type_of
+    from elasticutor.state.inspection.reading import type_of
 
     try:
         literal = [ast.literal_eval(text)]

@@ -23,9 +23,10 @@ from elasticutor.schemas import to_arrow
 from elasticutor.spark.arrow import cast, wider
 from elasticutor.spark.progress import checkpoint_of
 from elasticutor.spark.session import require_session
-from elasticutor.state.checkpoint import Location, Manifest, StateFile, StateForm, StateReader
+from elasticutor.state.checkpoint import Location, Manifest, StateFile, StateForm
 from elasticutor.state.checkpoint.files import check, read_table
-from elasticutor.state.checkpoint.reading import key_of, type_of, value_of
+from elasticutor.state.inspection import StateReader
+from elasticutor.state.inspection.reading import key_of, type_of, value_of
 
 _ROWS: Final = 1 << 14
 """Of a batch: the values of so many must fit into 2 GB."""

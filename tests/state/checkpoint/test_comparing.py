@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.state.checkpoint.rig import Job, contents, form, some_epochs
 
 from elasticutor.errors import BadValueError
-from elasticutor.state.checkpoint import MismatchError, StateReader, difference
+from elasticutor.state.checkpoint import MismatchError
+from elasticutor.state.inspection import StateReader, difference
 
 CHANGES = st.dictionaries(st.integers(0, 12), st.none() | st.integers(0, 2), max_size=6)
 SCHEMA = pa.schema({"n": pa.int64()})

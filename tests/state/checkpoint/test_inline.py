@@ -12,13 +12,8 @@ import pytest
 from tests.state.checkpoint.rig import Job, contents, files_of, form, opened, some_epochs
 
 from elasticutor.core.protocol.ids import Attempt, Epoch
-from elasticutor.state.checkpoint import (
-    DamagedError,
-    StateFile,
-    StateReader,
-    check_files,
-    epochs_of,
-)
+from elasticutor.state.checkpoint import DamagedError, StateFile, epochs_of
+from elasticutor.state.inspection import StateReader, check_files
 
 ALL = 1 << 20
 NEWEST = "epochs/000000000003-1000000001.json"

@@ -11,20 +11,17 @@ from pathlib import Path
 import pytest
 from tests.state.checkpoint.rig import Job, form, opened, some_epochs
 
-from elasticutor.state.checkpoint import (
+from elasticutor.state.checkpoint import DamagedError, Location, MismatchError, StateFile
+from elasticutor.state.checkpoint.claims import Claim, Holder
+from elasticutor.state.checkpoint.files import check
+from elasticutor.state.inspection import (
     Checked,
-    DamagedError,
-    Location,
-    MismatchError,
-    StateFile,
     StateReader,
     check_files,
     claimed_by,
     epochs_kept,
     listing,
 )
-from elasticutor.state.checkpoint.claims import Claim, Holder
-from elasticutor.state.checkpoint.files import check
 
 
 def flip(path: Path) -> None:

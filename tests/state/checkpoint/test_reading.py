@@ -25,18 +25,16 @@ from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError
 from elasticutor.state.checkpoint import (
     DamagedError,
-    Entry,
     Manifest,
     MismatchError,
-    Pickled,
     StateForm,
-    StateReader,
     StorageError,
     write_increment,
 )
-from elasticutor.state.checkpoint.reading import files_of, key_of, type_of, value_of
 from elasticutor.state.checkpoint.restoring import merged
 from elasticutor.state.codec import encode, encode_key
+from elasticutor.state.inspection import Entry, Pickled, StateReader
+from elasticutor.state.inspection.reading import files_of, key_of, type_of, value_of
 from elasticutor.state.levels import Record
 
 TYPED = pa.schema({"n": pa.int64(), "last": pa.string()})

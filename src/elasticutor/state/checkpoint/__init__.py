@@ -50,7 +50,6 @@ Any other file is none of the checkpoint's, and left alone.
 from __future__ import annotations
 
 from elasticutor.state.checkpoint.checkpoint import Checkpoint, Tidied
-from elasticutor.state.checkpoint.comparing import Difference, difference
 from elasticutor.state.checkpoint.errors import (
     AbsentError,
     CheckpointError,
@@ -63,53 +62,28 @@ from elasticutor.state.checkpoint.errors import (
 )
 from elasticutor.state.checkpoint.files import write_increment
 from elasticutor.state.checkpoint.forms import LAYOUT, StateFile, StateForm
-from elasticutor.state.checkpoint.listing import (
-    Checked,
-    Claimed,
-    EpochKept,
-    Fault,
-    OperatorKept,
-    check_files,
-    claimed_by,
-    epochs_kept,
-)
 from elasticutor.state.checkpoint.location import Location
 from elasticutor.state.checkpoint.manifests import Listed, Manifest, epochs_of
-from elasticutor.state.checkpoint.reading import Entry, Pickled, Shown, StateReader
 from elasticutor.state.checkpoint.restoring import Restorer
 
 __all__ = [
     "LAYOUT",
     "AbsentError",
-    "Checked",
     "Checkpoint",
     "CheckpointError",
-    "Claimed",
     "DamagedError",
-    "Difference",
-    "Entry",
-    "EpochKept",
-    "Fault",
     "InUseError",
     "LayoutError",
     "Listed",
     "Location",
     "Manifest",
     "MismatchError",
-    "OperatorKept",
-    "Pickled",
     "Restorer",
-    "Shown",
     "StateFile",
     "StateForm",
-    "StateReader",
     "StorageError",
     "Tidied",
     "UncertainError",
-    "check_files",
-    "claimed_by",
-    "difference",
-    "epochs_kept",
     "epochs_of",
     "write_increment",
 ]

@@ -16,7 +16,7 @@ from elasticutor.state.checkpoint.files import check
 from elasticutor.state.checkpoint.forms import StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location
 from elasticutor.state.checkpoint.manifests import Listed, Manifest, epochs_of, names_of
-from elasticutor.state.checkpoint.reading import StateReader, has_vanished
+from elasticutor.state.inspection.reading import StateReader, has_vanished
 
 _THREADS: Final = 8
 

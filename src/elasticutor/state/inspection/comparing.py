@@ -12,8 +12,8 @@ from elasticutor.state.checkpoint.files import rows_of
 from elasticutor.state.checkpoint.forms import StateForm
 from elasticutor.state.checkpoint.location import Location
 from elasticutor.state.checkpoint.manifests import Manifest
-from elasticutor.state.checkpoint.reading import Entry, StateReader, entries_of, files_of
 from elasticutor.state.checkpoint.restoring import merged
+from elasticutor.state.inspection.reading import Entry, StateReader, entries_of, files_of
 
 
 @dataclass(frozen=True, slots=True)
