@@ -26,11 +26,11 @@ from elasticutor.errors import BadValueError
 from elasticutor.lab.bench import live
 from elasticutor.lab.bench.checkpoint.dirty import Dirty, Written
 from elasticutor.lab.bench.checkpoint.overhead import (
-    Ended,
+    EndedEpoch,
     Overhead,
     OverheadBench,
+    OverheadSetting,
     Pair,
-    Setting,
     ended_between,
     scratch,
 )
@@ -168,8 +168,8 @@ def test_restore_tells_when_all_is_back_and_what_each_step_takes(all_parts: dict
 @pytest.mark.usefixtures("without_spark")
 def test_without_json_every_part_has_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(Path("somewhere"), 2000, 100, 1)
-    pair = Pair(1000.0, 910.0, (Ended(12.5, 0.1, 64_000),))
-    overhead = OverheadBench(Setting(), {"per_record": Overhead((pair,))}, Machine())
+    pair = Pair(1000.0, 910.0, (EndedEpoch(12.5, 0.1, 64_000),))
+    overhead = OverheadBench(OverheadSetting(), {"per_record": Overhead((pair,))}, Machine())
     written = Written(0.01, (20,), (2_100,), 0, 0, (1.0,), (0.1,))
     start, steps = Started(0.25, 3.5, 4.5, 4.75), Steps(0.125, 0.5, 2.0)
     results = (
@@ -293,7 +293,7 @@ def test_an_epoch_pauses_as_long_as_its_slowest_executor_and_counts_if_committed
         sealed(3, "count.0", 5.0),
         committed(3, 103.0),
     )
-    assert ended_between(run, 100.0, 102.0) == (Ended(4.0, 0.1, 9),)
+    assert ended_between(run, 100.0, 102.0) == (EndedEpoch(4.0, 0.1, 9),)
 
 
 def test_a_run_without_epochs_or_with_a_loss_is_not_measured() -> None:
@@ -305,11 +305,11 @@ def test_a_run_without_epochs_or_with_a_loss_is_not_measured() -> None:
 
 def test_a_measurement_lasts_longer_than_an_epoch() -> None:
     with pytest.raises(BadValueError, match="be more than an epoch's"):
-        Setting(seconds=2.0, interval_s=2.0)
+        OverheadSetting(seconds=2.0, interval_s=2.0)
 
 
 def test_ratios_are_taken_by_pairs() -> None:
-    epochs = (Ended(10.0, 0.2, 100), Ended(20.0, 0.4, 300))
+    epochs = (EndedEpoch(10.0, 0.2, 100), EndedEpoch(20.0, 0.4, 300))
     overhead = Overhead((Pair(100.0, 90.0, epochs), Pair(1000.0, 1000.0, epochs)))
     found = overhead.as_dict()
     assert found["ratios"] == [0.9, 1.0]

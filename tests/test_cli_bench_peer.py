@@ -22,7 +22,7 @@ from elasticutor.lab.bench import latency as latency_bench
 from elasticutor.lab.bench import throughput as throughput_bench
 from elasticutor.lab.bench.live import BenchError
 from elasticutor.lab.bench.load import shift as shift_bench
-from elasticutor.lab.bench.load.elastic import ElasticRun, Setting
+from elasticutor.lab.bench.load.elastic import ElasticRun, ElasticSetting
 from elasticutor.lab.bench.peer import beside as peer_bench
 from elasticutor.lab.bench.peer.beside import PeerRun, PeerSetting, PeerWork
 from elasticutor.sources import Generator
@@ -113,14 +113,16 @@ def test_throughput_is_paired_with_the_peer_that_has_one_kind_of_operator(
 def test_shifting_load_is_compared_with_static_and_with_the_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def run(cluster: BaseCluster, setting: Setting, paradigm: Paradigm, seed: int) -> ElasticRun:
+    def run(
+        cluster: BaseCluster, setting: ElasticSetting, paradigm: Paradigm, seed: int
+    ) -> ElasticRun:
         ms = 1.0 if paradigm == "elastic" else 4.0
         figures = (100.0, ms, ms, 2 * ms, 0.0, (), (), (), 0, 0, (), 3 * ms, 4 * ms)
         return ElasticRun(paradigm, seed, *figures)
 
     monkeypatch.setattr(shift_bench, "run_once", run)
     monkeypatch.setattr(shift_bench, "run_peer", recorded)
-    setting = Setting(load=0.5, omega=12, seconds=3, warm_up_s=1)
+    setting = ElasticSetting(load=0.5, omega=12, seconds=3, warm_up_s=1)
     result = shift_bench.bench_shift(NOWHERE, setting, repeat=2, beside=True)
     told = json.loads(json.dumps(result.as_dict()))
     assert result.sides == ["elastic", "static", "bytewax"]

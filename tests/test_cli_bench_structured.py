@@ -29,8 +29,8 @@ from elasticutor.lab.bench.figures import Spread
 from elasticutor.lab.bench.live import BenchError
 from elasticutor.lab.bench.structured import bench as structured
 from elasticutor.lab.bench.structured.bench import (
-    Setting,
-    Stage,
+    MeasuredStage,
+    StructuredSetting,
     _require_batches,
     bench_structured,
     require_packages,
@@ -38,11 +38,11 @@ from elasticutor.lab.bench.structured.bench import (
 from elasticutor.lab.bench.structured.data import FILES, Files, write_files
 from elasticutor.lab.bench.structured.figures import (
     RIVALS,
-    Batch,
     Compared,
     Ran,
     Runs,
     Small,
+    TimedBatch,
     Uniform,
     with_interval,
 )
@@ -91,7 +91,7 @@ class StandIn:
         self.work[name] = operator
         rows_s = ROWS_S[name] if balance else STILL_ROWS_S
         ms = files.batch_rows / rows_s * 1e3
-        return Ran((Batch(files.batch_rows, ms),) * files.batches)
+        return Ran((TimedBatch(files.batch_rows, ms),) * files.batches)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     standing = StandIn()
 
     @contextmanager
-    def stand_in(setting: Setting, folder: Path) -> Iterator[Stage]:
+    def stand_in(setting: StructuredSetting, folder: Path) -> Iterator[MeasuredStage]:
         yield standing
 
     monkeypatch.setattr(structured, "spark_stage", stand_in)
@@ -312,7 +312,7 @@ def test_files_without_a_batch_or_a_row_are_refused(
 
 
 def test_keys_are_shuffled_after_so_many_seconds_of_work_for_all_cores() -> None:
-    assert Setting(shuffle_s=10, cores=2, cost_s=0.001).shuffle_rows == 20_000
+    assert StructuredSetting(shuffle_s=10, cores=2, cost_s=0.001).shuffle_rows == 20_000
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_keys_are_shuffled_after_so_many_seconds_of_work_for_all_cores() -> None
 )
 def test_a_setting_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadValueError):
-        Setting(**wrong)
+        StructuredSetting(**wrong)
 
 
 class _Groups:
@@ -397,7 +397,7 @@ def test_batches_other_than_those_written_are_not_compared(tmp_path: Path) -> No
 
 def test_our_share_of_a_small_batch_is_taken_by_rounds_over_medians() -> None:
     def ran(*ms: float) -> Ran:
-        return Ran(tuple(Batch(100, one) for one in ms))
+        return Ran(tuple(TimedBatch(100, one) for one in ms))
 
     small = Small(
         elastic=Runs((ran(230, 240, 900), ran(300))),
@@ -410,7 +410,7 @@ def test_our_share_of_a_small_batch_is_taken_by_rounds_over_medians() -> None:
 
 def test_ratios_are_taken_by_rounds_and_pairs() -> None:
     def ran(rows_s: float) -> Ran:
-        return Ran((Batch(1000, 1e6 / rows_s),))
+        return Ran((TimedBatch(1000, 1e6 / rows_s),))
 
     compared = Compared(
         {
@@ -460,7 +460,7 @@ def test_what_fails_aside_fails_here() -> None:
 
 def test_the_figures_can_be_had_without_the_command(tmp_path: Path) -> None:
     stage = StandIn()
-    setting = Setting(rows=100, batch_rows=50, keys=5, repeat=2)
+    setting = StructuredSetting(rows=100, batch_rows=50, keys=5, repeat=2)
     told: list[str] = []
     result = bench_structured(
         stage, tmp_path, setting, skewed=False, uniform=False, progress=told.append

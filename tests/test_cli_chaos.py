@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from elasticutor.cli.app import app
 from elasticutor.lab.chaos.result import ChaosResult
-from elasticutor.lab.chaos.setting import Setting
+from elasticutor.lab.chaos.setting import ChaosSetting
 
 WRONG = "outputs: key 3 of source task 0: 5 instead of 6"
 
@@ -19,11 +19,11 @@ def chaos(*words: str) -> Result:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[ChaosSetting]:
     """What is asked for; the runs themselves are made up, and the one of seed 9 goes wrong."""
-    settings: list[Setting] = []
+    settings: list[ChaosSetting] = []
 
-    def run(setting: Setting, progress: object) -> ChaosResult:
+    def run(setting: ChaosSetting, progress: object) -> ChaosResult:
         settings.append(setting)
         result = ChaosResult(seed=setting.seed, kills=setting.kills, recoveries_s=[0.5, 0.25])
         result.by_kind["task"] = setting.kills
@@ -45,7 +45,7 @@ def test_help_reads_well() -> None:
         assert flag in result.output
 
 
-def test_figures_are_printed_as_json(asked: list[Setting]) -> None:
+def test_figures_are_printed_as_json(asked: list[ChaosSetting]) -> None:
     result = chaos("--kills", "7", "--driver-kills", "2", "--json")
     assert result.exit_code == 0
     figures = json.loads(result.stdout)
@@ -53,10 +53,10 @@ def test_figures_are_printed_as_json(asked: list[Setting]) -> None:
     assert figures["violations"] == 0
     assert figures["slowest_recovery_s"] == 0.5
     assert figures["kills_by_kind"] == {"task": 7}
-    assert asked == [Setting(kills=7, driver_kills=2)]
+    assert asked == [ChaosSetting(kills=7, driver_kills=2)]
 
 
-def test_flags_reach_the_run(asked: list[Setting]) -> None:
+def test_flags_reach_the_run(asked: list[ChaosSetting]) -> None:
     words = "--seed 4 --nodes 3 --cores 2 --rate 900 --epoch-interval 0.5 --timeout 20 --keep"
     assert chaos(*words.split(), "--master", "local[4]").exit_code == 0
     (setting,) = asked

@@ -29,14 +29,14 @@ from elasticutor.lab.chaos.topology import (
     SOURCE,
     TALLY,
     Chain,
-    Load,
+    ChaosLoad,
     Tally,
 )
 from elasticutor.state.checkpoint import Checkpoint, StateFile, StateForm, write_increment
 from elasticutor.state.codec import encode, encode_key
 from elasticutor.state.levels import Record
 
-LOAD = Load(rate=1_000.0, keys=12, seed=4)
+LOAD = ChaosLoad(rate=1_000.0, keys=12, seed=4)
 HALF, WHOLE = (150, 140), (300, 290)
 """Tuples of each lane that are committed with epoch 1, and with epoch 2."""
 EXECUTORS, SHARDS = 2, 4

@@ -12,22 +12,22 @@ from pathlib import Path
 import pytest
 
 from elasticutor.errors import BadValueError
-from elasticutor.lab.chaos.child import Story
+from elasticutor.lab.chaos.child import DriverStory
 from elasticutor.lab.chaos.oracle import Verdict
 from elasticutor.lab.chaos.processes import MARK, marked
 from elasticutor.lab.chaos.result import ChaosResult
 from elasticutor.lab.chaos.runner import run_chaos
-from elasticutor.lab.chaos.setting import Setting
+from elasticutor.lab.chaos.setting import ChaosSetting
 from elasticutor.lab.chaos.settling import settled
 
 COMMITTED = "epoch committed"
 
 
-def told(folder: Path, *events: tuple[str, float]) -> Story:
+def told(folder: Path, *events: tuple[str, float]) -> DriverStory:
     path = folder / "journal.jsonl"
     lines = [json.dumps({"kind": kind, "time": time}) + "\n" for kind, time in events]
     path.write_text("".join(lines))
-    story = Story(path)
+    story = DriverStory(path)
     story.read()
     return story
 
@@ -73,7 +73,7 @@ def folders() -> set[Path]:
 
 def test_killed_again_and_again_a_run_counts_every_tuple_once_and_leaves_nothing() -> None:
     before = folders()
-    setting = Setting(kills=6, driver_kills=1, seed=11, epoch_interval_s=0.2, keep=True)
+    setting = ChaosSetting(kills=6, driver_kills=1, seed=11, epoch_interval_s=0.2, keep=True)
     seen: list[int] = []
     result = run_chaos(setting, lambda result: seen.append(result.kills))
     assert result.violated == []
@@ -94,7 +94,7 @@ def test_a_violation_is_counted_and_its_folder_is_kept(monkeypatch: pytest.Monke
     before = folders()
     wrong = Verdict(10, 2, ["state: chain: key 3: nothing instead of (1, 2, 3, 4)"])
     monkeypatch.setattr("elasticutor.lab.chaos.runner.judged", lambda *given: wrong)
-    result = run_chaos(Setting(kills=0, keep=True))
+    result = run_chaos(ChaosSetting(kills=0, keep=True))
     assert result.violations == 1
     (kept,) = folders() - before
     assert result.folder == str(kept)
@@ -106,7 +106,7 @@ def test_a_violation_is_counted_and_its_folder_is_kept(monkeypatch: pytest.Monke
 def test_a_run_that_hangs_is_a_violation_that_says_so_and_leaves_nothing() -> None:
     before = folders()
     # No second epoch ever ends within the time that is given.
-    result = run_chaos(Setting(kills=1, epoch_interval_s=1_000.0, timeout_s=2.0))
+    result = run_chaos(ChaosSetting(kills=1, epoch_interval_s=1_000.0, timeout_s=2.0))
     assert result.kills == 0
     assert any(": not within 2 s" in words for words in result.violated)
     assert any("given up" in words for words in result.violated)
@@ -176,7 +176,7 @@ def mark_below(pid: int) -> str:
 )
 def test_settings_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(BadValueError):
-        Setting(**wrong)  # type: ignore[arg-type]
+        ChaosSetting(**wrong)  # type: ignore[arg-type]
 
 
 def test_the_slowest_recovery_of_others_does_not_count_that_of_drivers() -> None:

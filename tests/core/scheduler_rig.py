@@ -12,7 +12,7 @@ import numpy as np
 from elasticutor.core.measure.measurements import ExecutorSeen, SourceSeen, TopologySeen
 from elasticutor.core.measure.metrics import ExecutorMetrics
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.core.scheduler.scheduler import LOOK_S, Plan, Scheduler
+from elasticutor.core.scheduler.scheduler import LOOK_S, CorePlan, Scheduler
 
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 SHARDS = 64
@@ -119,7 +119,7 @@ class World:
         given = {Peer(f"{name}.{who}"): dict(mine) for who, mine in (cores or {}).items()}
         self.cores = {who: given.get(who, {self.homes[who]: 1}) for who in self.work}
         self.now = 0.0
-        self.plans: list[tuple[float, Plan]] = []
+        self.plans: list[tuple[float, CorePlan]] = []
         self._queues = dict.fromkeys(self.work, 0.0)
         self._rng = np.random.default_rng(seed)
         self._knows_rate, self._noise = knows_rate, noise
@@ -170,28 +170,28 @@ class World:
         sent = SourceSeen("s", LOOK_S, round(total * free), 1.0 - free, 0.0, known)
         return TopologySeen(self._name, (sent,), tuple(seen), {"count": ("s",)}, self._target_s)
 
-    def round(self, scheduler: Scheduler) -> Plan | None:
+    def round(self, scheduler: Scheduler) -> CorePlan | None:
         """Look, decide, and have the cores that were decided on."""
         seen = self.look()
         plan = scheduler.decide(self.now, self.nodes, [seen])
         self.carry_out(plan)
         return plan
 
-    def carry_out(self, plan: Plan | None) -> None:
+    def carry_out(self, plan: CorePlan | None) -> None:
         """Have the cores of a plan."""
         if plan is not None:
             self.plans.append((self.now, plan))
             for who in plan.changed.keys() & self.cores.keys():
                 self.cores[who] = dict(plan.cores[who])
 
-    def rounds(self, scheduler: Scheduler, count: int) -> list[Plan | None]:
+    def rounds(self, scheduler: Scheduler, count: int) -> list[CorePlan | None]:
         return [self.round(scheduler) for _ in range(count)]
 
     def _chance(self) -> float:
         return max(0.0, 1.0 + self._noise * float(self._rng.standard_normal()))
 
 
-def fits(plan: Plan, nodes: Mapping[NodeId, int]) -> None:
+def fits(plan: CorePlan, nodes: Mapping[NodeId, int]) -> None:
     """Everybody has a core, and nobody's own cores are more than a node has."""
     own: Counter[NodeId] = Counter()
     for who, cores in plan.cores.items():

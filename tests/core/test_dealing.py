@@ -6,20 +6,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.core.scheduler.plan_execution import CoresInUse, Dealing
+from elasticutor.core.scheduler.plan_execution import CoresInUse, PlanExecution
 
 A, B = Peer("a"), Peer("b")
 N, M = NodeId("n"), NodeId("m")
 
 
 def test_cores_are_given_up_before_anything_is_granted() -> None:
-    dealing = Dealing({A: {N: 3}, B: {N: 1}})
+    dealing = PlanExecution({A: {N: 3}, B: {N: 1}})
     has = {A: {N: 1}, B: {N: 3}}
     assert dealing.give_up(has) == {B: {N: 1}}
 
 
 def test_a_core_is_granted_only_when_the_task_on_it_is_gone() -> None:
-    dealing = Dealing({A: {N: 3}})
+    dealing = PlanExecution({A: {N: 3}})
     promised = {A: {N: 1}, B: {N: 1}}
     assert dealing.grant(promised, {A: {N: 1}, B: {N: 3}}, {N: 4}) == {}
     assert dealing.grant(promised, {A: {N: 1}, B: {N: 2}}, {N: 4}) == {A: {N: 2}}
@@ -31,7 +31,7 @@ def test_a_core_is_granted_only_when_the_task_on_it_is_gone() -> None:
 
 
 def test_what_is_promised_and_not_there_yet_is_not_granted_twice() -> None:
-    dealing = Dealing({A: {N: 2}, B: {N: 2}})
+    dealing = PlanExecution({A: {N: 2}, B: {N: 2}})
     promised = {A: {N: 1}, B: {N: 1}}
     there = {A: {N: 1}, B: {N: 1}}
     assert dealing.grant(promised, there, {N: 3}) == {A: {N: 2}}
@@ -40,27 +40,27 @@ def test_what_is_promised_and_not_there_yet_is_not_granted_twice() -> None:
 
 
 def test_one_that_changes_its_only_core_for_another_gets_that_at_once() -> None:
-    dealing = Dealing({A: {M: 1}, B: {N: 1}})
+    dealing = PlanExecution({A: {M: 1}, B: {N: 1}})
     assert dealing.give_up({A: {N: 1}, B: {M: 1}}) == {A: {M: 1}, B: {N: 1}}
     assert dealing.done
 
 
 def test_those_who_share_keep_nobody_from_a_core_of_its_own() -> None:
     has = {A: {N: 1}, B: {N: 1}, Peer("c"): {N: 1}}
-    assert Dealing({A: {N: 2}}).grant(has, {}, {N: 3}) == {}
+    assert PlanExecution({A: {N: 2}}).grant(has, {}, {N: 3}) == {}
     shared = {B, Peer("c")}
-    assert Dealing({A: {N: 2}}, shared).grant(has, {}, {N: 3}) == {A: {N: 2}}
+    assert PlanExecution({A: {N: 2}}, shared).grant(has, {}, {N: 3}) == {A: {N: 2}}
 
 
 def test_an_executor_that_is_forgotten_gets_nothing_more() -> None:
-    dealing = Dealing({A: {N: 2}})
+    dealing = PlanExecution({A: {N: 2}})
     dealing.forget(A)
     assert dealing.done
     assert dealing.grant({A: {N: 1}}, {}, {N: 8}) == {}
 
 
 def test_cores_on_a_node_that_is_gone_are_never_granted() -> None:
-    dealing = Dealing({A: {N: 1, M: 1}})
+    dealing = PlanExecution({A: {N: 1, M: 1}})
     assert dealing.grant({A: {N: 1}}, {A: {N: 1}}, {N: 4}) == {}
     assert not dealing.done
 
@@ -88,7 +88,7 @@ def test_every_plan_that_fits_is_carried_out_and_no_node_gives_more_than_it_has(
         for mine in each.values():
             total.update(mine)
         nodes |= total
-    dealing = Dealing(wants)
+    dealing = PlanExecution(wants)
     swapping = {who for who in has if not set(has[who]) & set(wants[who])}
     promised = {who: dict(mine) for who, mine in has.items()}
     promised |= dealing.give_up(promised)

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.executor.flow import InputCredits, Outputs
+from elasticutor.core.executor.flow import Emitter, InputCredits
 from elasticutor.core.protocol.events import Output
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.core.protocol.instructions import Emit, EmitMarker, GrantCredit
@@ -12,15 +12,15 @@ U, V = Peer("u"), Peer("v")
 NOW = Attempt(3)
 
 
-def outputs_for(*peers: Peer, limit: int = 1000, returned: bool = False) -> Outputs:
-    return Outputs(peers, first=100, limit=limit, returned=returned)
+def outputs_for(*peers: Peer, limit: int = 1000, returned: bool = False) -> Emitter:
+    return Emitter(peers, first=100, limit=limit, returned=returned)
 
 
 def output(destination: Peer, name: str, size: int = 40) -> Output:
     return Output(destination, name, size)
 
 
-def sent(outputs: Outputs, destination: Peer) -> list[str | int]:
+def sent(outputs: Emitter, destination: Peer) -> list[str | int]:
     """What is sent: the names of outputs, the numbers of epochs that end."""
     items: list[str | int] = []
     for message in outputs.send(destination, NOW):

@@ -27,7 +27,7 @@ from tests.core.scheduler_rig import (
 
 from elasticutor.core.measure.measurements import ExecutorSeen, TopologySeen
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.core.scheduler.scheduler import LOOK_S, Plan, Scheduler, SchedulerConfig
+from elasticutor.core.scheduler.scheduler import LOOK_S, CorePlan, Scheduler, SchedulerConfig
 from elasticutor.errors import BadValueError
 
 E, F = Peer("e"), Peer("f")
@@ -62,7 +62,7 @@ def seen(
     )
 
 
-def numbers(plan: Plan | None) -> dict[str, int]:
+def numbers(plan: CorePlan | None) -> dict[str, int]:
     """How many cores everybody gets."""
     assert plan is not None
     return {who: sum(cores.values()) for who, cores in plan.cores.items()}

@@ -24,7 +24,7 @@ from elasticutor.lab.bench.operators import COUNTS_AND_SUMS, CountAndSum, CountA
 from elasticutor.operator import BatchState, Operator, OperatorError, State
 from elasticutor.process.operator import chunk_run
 from elasticutor.process.operator import runner as operating
-from elasticutor.process.operator.chunk_run import ChunkRun, Done, SingleRun
+from elasticutor.process.operator.chunk_run import ChunkDone, ChunkRun, SingleRun
 from elasticutor.process.operator.runner import OperatorRunner
 from elasticutor.state.backend import MemoryBackend
 from elasticutor.state.cache import Codec, StateCache
@@ -74,7 +74,7 @@ class Rig:
             operator, name="op", input=input, key=tuple(key), output=output, cache=self.cache
         )
 
-    def run(self, *columns: Sequence[Any], parts: Sequence[int] | None = None) -> Done:
+    def run(self, *columns: Sequence[Any], parts: Sequence[int] | None = None) -> ChunkDone:
         arrays = [
             pa.array(column, field.type) for column, field in zip(columns, self.input, strict=True)
         ]
@@ -498,7 +498,7 @@ def looks(*answers: bool) -> Callable[[], bool]:
     return lambda: next(rest, False)
 
 
-def rows_in(done: Done) -> list[tuple[Any, ...]]:
+def rows_in(done: ChunkDone) -> list[tuple[Any, ...]]:
     return [] if done.output is None else [tuple(row.values()) for row in done.output.to_pylist()]
 
 

@@ -273,7 +273,7 @@ def test_without_a_checkpoint_a_reader_is_told_of_no_commit() -> None:
 def test_a_new_attempt_reads_again_from_its_offset_and_forgets_the_one_before() -> None:
     rig = SourceRig()
     rig.start(1)
-    rig.take(say.Drain())
+    rig.take(say.StopSource())
     rig.read(20)
     rig.end(1, 1)
     rig.read()
@@ -303,13 +303,13 @@ def test_a_source_is_silent_after_its_last_marker_only_if_this_attempt_is_draine
 ) -> None:
     rig = SourceRig()
     rig.start(1)
-    rig.take(say.Drain())
+    rig.take(say.StopSource())
     rig.end(1, 1)
     rig.read()
     assert rig.tuples() == []
     rig.start(2)
     if drained:
-        rig.take(say.Drain())
+        rig.take(say.StopSource())
     rig.end(2, 1)
     rig.read()
     assert len(rig.tuples()) == (0 if drained else 1)

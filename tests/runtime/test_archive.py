@@ -11,7 +11,7 @@ import pytest
 
 from elasticutor.core.protocol.ids import Attempt, Epoch, MoveId, NodeId, ShardId
 from elasticutor.core.protocol.keeper import ReadShard
-from elasticutor.process.checkpoint_io import Archive
+from elasticutor.process.checkpoint_io import CheckpointIo
 from elasticutor.process.specs import Keeping
 from elasticutor.state.checkpoint import (
     Checkpoint,
@@ -48,7 +48,7 @@ def reads() -> list[ReadShard]:
     return [ReadShard(MoveId(s), ShardId(s), Epoch(1)) for s in range(2)]
 
 
-def served(archive: Archive, wanted: int, got: list[Any]) -> None:
+def served(archive: CheckpointIo, wanted: int, got: list[Any]) -> None:
     while len(got) < wanted:
         ready, _, _ = select.select([archive.fileno()], [], [], PATIENCE_S)
         assert ready or archive.busy, "nothing was read"
@@ -58,7 +58,7 @@ def served(archive: Archive, wanted: int, got: list[Any]) -> None:
 
 
 def test_every_shard_is_handed_out_once(kept: Keeping) -> None:
-    archive, got = Archive(NodeId("n0")), list[Any]()
+    archive, got = CheckpointIo(NodeId("n0")), list[Any]()
     for read in reads():
         archive.read("store", kept, "counts.0", read, lambda *told: got.append(told))
     served(archive, 2, got)
@@ -75,7 +75,7 @@ def test_what_is_read_for_a_store_that_is_gone_is_handed_to_nobody(
         return load(*args)
 
     monkeypatch.setattr(Restorer, "load", slow)
-    archive, got = Archive(NodeId("n0")), list[Any]()
+    archive, got = CheckpointIo(NodeId("n0")), list[Any]()
     for read in reads():
         archive.read("lost", kept, "counts.0", read, lambda *told: got.append("lost"))
     archive.forget("lost")
@@ -97,7 +97,7 @@ def test_storage_that_refuses_is_tried_again_and_then_told(
 
     monkeypatch.setattr(Restorer, "load", refuse)
     monkeypatch.setattr("elasticutor.driver.tries._PAUSES_S", (0.0, 0.0))
-    archive, got = Archive(NodeId("n0")), list[Any]()
+    archive, got = CheckpointIo(NodeId("n0")), list[Any]()
     archive.read("store", kept, "counts.0", reads()[0], lambda *told: got.append(told[1]))
     served(archive, 1, got)
     assert isinstance(got[0], StorageError)

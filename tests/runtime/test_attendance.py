@@ -11,7 +11,7 @@ import pytest
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.placement import Placement
 from elasticutor.driver.blueprint import Blueprint, in_paradigm
-from elasticutor.driver.life.participants import Attendance
+from elasticutor.driver.life.participants import Participants
 from elasticutor.lab.bench.operators import CountAndSum
 from elasticutor.process.specs import Tempo
 from elasticutor.sinks import NoSink
@@ -65,7 +65,7 @@ class Rig:
         )
         blueprint: Any = SimpleNamespace(ends=list, executor=lambda *_: None)
         placed = {Peer(f"count.{n}"): Placement(NodeId("n0"), {NodeId("n0"): 1}) for n in range(3)}
-        self.attendance = Attendance(self.hub, "r", plan(), blueprint, placed, 1)  # type: ignore[arg-type]
+        self.attendance = Participants(self.hub, "r", plan(), blueprint, placed, 1)  # type: ignore[arg-type]
         for who in self.attendance.executors:
             self.attendance.start_executor(who)
 

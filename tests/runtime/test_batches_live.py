@@ -20,7 +20,7 @@ from elasticutor.core.protocol.batches import Ingress
 from elasticutor.core.protocol.ids import Epoch
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.queries.batch_driver import BatchDriver
-from elasticutor.driver.queries.reception import QuerySeen, Reception, goes_on
+from elasticutor.driver.queries.reception import QueryDriver, QuerySeen, goes_on
 from elasticutor.driver.run import Run
 from elasticutor.errors import ElasticutorError
 from elasticutor.operator import Operator, OperatorError, State
@@ -114,7 +114,7 @@ class Engine:
             )
 
         frame = f"frame {next(_frames)}"
-        self.reception = Reception(cluster.hub, frame, self.spark, start)
+        self.reception = QueryDriver(cluster.hub, frame, self.spark, start)
         self.feed = Feed.of(cluster.bootstrap, frame, plan)
 
     def task(self, batch: int, partition: int = 0, *, new_stage: bool = True) -> Ingress:

@@ -14,7 +14,7 @@ from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.measure.metrics import ExecutorMetrics, Meter
 from elasticutor.core.protocol.ids import NodeId, Peer, TaskId
 from elasticutor.driver import metrics as module
-from elasticutor.driver.metrics import Ledger
+from elasticutor.driver.metrics import RunLedger
 from elasticutor.transport import messages as say
 
 SEEN = {TaskId(1): say.TaskSeen(NodeId("n0"), "running", 0.5, 8, 99)}
@@ -62,7 +62,7 @@ def measured(rows: int, who: str = "counts.0", dropped: int = 0) -> say.Measured
 
 
 def test_nothing_measured_is_nothing_and_fits_json(clock: Clock) -> None:
-    metrics = Ledger().metrics()
+    metrics = RunLedger().metrics()
     assert (metrics.rows_in, metrics.rows_out, metrics.rows_in_s, metrics.behind_s) == (0, 0, 0, 0)
     assert metrics.latency.count == 0
     plain = json.loads(json.dumps(metrics.as_dict(), allow_nan=False))
@@ -70,7 +70,7 @@ def test_nothing_measured_is_nothing_and_fits_json(clock: Clock) -> None:
 
 
 def test_rows_and_latencies_of_all_participants_add_up(clock: Clock) -> None:
-    ledger = Ledger()
+    ledger = RunLedger()
     for rows in (10, 20):
         ledger.source(source(rows))
         ledger.source(source(2 * rows, who="clicks.1"))
@@ -83,7 +83,7 @@ def test_rows_and_latencies_of_all_participants_add_up(clock: Clock) -> None:
 
 
 def test_rates_and_recent_latencies_are_of_about_the_last_second(clock: Clock) -> None:
-    ledger = Ledger()
+    ledger = RunLedger()
     for rows, age_s in ((1000, 5.0), (10, 0.01), (10, 0.01), (10, 0.01), (10, 0.01)):
         ledger.source(source(rows))
         ledger.sink(sink(rows, age_s=age_s))
@@ -97,7 +97,7 @@ def test_rates_and_recent_latencies_are_of_about_the_last_second(clock: Clock) -
 
 
 def test_the_last_interval_counts_however_long_it_was(clock: Clock) -> None:
-    ledger = Ledger()
+    ledger = RunLedger()
     for rows in (10, 60):
         clock.now += 30.0
         ledger.sink(sink(rows, seconds=30.0))
@@ -105,13 +105,13 @@ def test_the_last_interval_counts_however_long_it_was(clock: Clock) -> None:
 
 
 def test_an_interval_without_length_has_no_rate(clock: Clock) -> None:
-    ledger = Ledger()
+    ledger = RunLedger()
     ledger.sink(sink(5, seconds=0.0))
     assert ledger.metrics().rows_out_s == 0.0
 
 
 def test_the_most_delayed_source_says_how_far_all_are_behind_now(clock: Clock) -> None:
-    ledger = Ledger()
+    ledger = RunLedger()
     for behind_s in (9.0, 0.5):
         ledger.source(source(1, behind_s))
         ledger.source(source(1, behind_s / 2, who="clicks.1"))
@@ -119,7 +119,7 @@ def test_the_most_delayed_source_says_how_far_all_are_behind_now(clock: Clock) -
 
 
 def test_executors_have_their_last_interval_and_their_total(clock: Clock) -> None:
-    ledger = Ledger()
+    ledger = RunLedger()
     for rows in (8, 16):
         ledger.executor(measured(rows))
         ledger.executor(measured(4, who="counts.1"))
@@ -133,7 +133,7 @@ def test_executors_have_their_last_interval_and_their_total(clock: Clock) -> Non
 
 
 def test_totals_have_every_interval_whenever_they_are_read(clock: Clock) -> None:
-    ledger, sent = Ledger(), 0
+    ledger, sent = RunLedger(), 0
     for rows in range(1, 40):
         ledger.executor(measured(rows))
         sent += rows
@@ -145,7 +145,7 @@ def test_totals_have_every_interval_whenever_they_are_read(clock: Clock) -> None
 
 
 def test_messages_that_were_dropped_are_counted_once(clock: Clock) -> None:
-    ledger = Ledger()
+    ledger = RunLedger()
     for dropped in (1, 3):  # each tells all since it started
         ledger.executor(measured(1, dropped=dropped))
         ledger.executor(measured(1, who="counts.1", dropped=10))
@@ -153,7 +153,7 @@ def test_messages_that_were_dropped_are_counted_once(clock: Clock) -> None:
 
 
 def test_tasks_are_those_that_were_told_last(clock: Clock) -> None:
-    ledger = Ledger()
+    ledger = RunLedger()
     who = Peer("counts.0")
     assert ledger.tasks(who) == {}
     ledger.executor(measured(1))
@@ -166,7 +166,7 @@ def test_tasks_are_those_that_were_told_last(clock: Clock) -> None:
 
 
 def test_a_reset_begins_the_totals_anew(clock: Clock) -> None:
-    ledger = Ledger()
+    ledger = RunLedger()
     ledger.source(source(10, behind_s=3.0))
     ledger.sink(sink(10))
     ledger.executor(measured(8))
@@ -183,7 +183,7 @@ def test_a_reset_begins_the_totals_anew(clock: Clock) -> None:
 
 
 def test_the_timeline_has_every_interval_of_the_sinks(clock: Clock) -> None:
-    ledger = Ledger()
+    ledger = RunLedger()
     ledger.sink(sink(10, age_s=0.02))
     clock.now += 0.25
     ledger.sink(say.SinkMeasured("r", Peer("out"), 0.25, 0, LatencyHistogram()))
@@ -194,7 +194,7 @@ def test_the_timeline_has_every_interval_of_the_sinks(clock: Clock) -> None:
 
 
 def test_what_was_handed_out_does_not_change_any_more(clock: Clock) -> None:
-    ledger = Ledger()
+    ledger = RunLedger()
     ledger.sink(sink(10))
     ledger.executor(measured(8))
     before = ledger.metrics()
@@ -205,7 +205,7 @@ def test_what_was_handed_out_does_not_change_any_more(clock: Clock) -> None:
 
 
 def test_two_threads_lose_nothing_while_a_third_reads() -> None:
-    ledger = Ledger()
+    ledger = RunLedger()
     rounds = 150
     barrier = threading.Barrier(3)
     wrong: list[str] = []

@@ -13,7 +13,7 @@ import pytest
 
 from elasticutor.driver.life.phases import RunError
 from elasticutor.driver.process_cluster import ProcessCluster
-from elasticutor.lab.bench.moves.consistency import Links, bench_consistency, violations
+from elasticutor.lab.bench.moves.consistency import ChainLinks, bench_consistency, violations
 from elasticutor.operator import Operator, State
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
@@ -21,7 +21,7 @@ from elasticutor.topology import Topology
 
 KEYS = np.array([1, 2, 1, 1, 2, 3])
 TIMES = np.array([0, 10, 20, 30, 40, 50])
-EXPECTED = {0: Links.of_source(KEYS, TIMES)}
+EXPECTED = {0: ChainLinks.of_source(KEYS, TIMES)}
 STATE = {key: {0: end} for key, end in EXPECTED[0].ends().items()}
 
 
@@ -60,7 +60,7 @@ def test_an_output_that_is_wrong_is_found(came: tuple[int, ...], key: int) -> No
 
 def test_a_state_that_is_wrong_missing_or_of_nobody_is_found() -> None:
     right = outputs(0, 1, 2, 3, 4, 5)
-    swapped = Links.of_source(KEYS, TIMES[[0, 1, 3, 2, 4, 5]]).ends()
+    swapped = ChainLinks.of_source(KEYS, TIMES[[0, 1, 3, 2, 4, 5]]).ends()
     assert len(violations(EXPECTED, {**STATE, 1: {0: swapped[1]}}, right)) == 1
     assert len(violations(EXPECTED, {k: STATE[k] for k in (1, 2)}, right)) == 1
     assert len(violations(EXPECTED, {**STATE, 9: {0: (1, 1)}}, right)) == 1

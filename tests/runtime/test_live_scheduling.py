@@ -7,7 +7,7 @@ from tests.runtime.live import started, wait_until
 
 from elasticutor.core.measure.measurements import TopologySeen
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.core.scheduler.scheduler import Plan
+from elasticutor.core.scheduler.scheduler import CorePlan
 from elasticutor.driver import scheduling
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
@@ -118,7 +118,7 @@ def test_a_plan_whose_cores_never_become_free_is_given_up_and_the_next_one_is_ma
     assert scheduler is not None
     (home,) = run.cores("work", 0)
     who = Peer(f"{run.id}/work.0")
-    plan = Plan({who: {home: 9}}, {who: ""}, frozenset(), 1.0, 0.0, 1.0)
+    plan = CorePlan({who: {home: 9}}, {who: ""}, frozenset(), 1.0, 0.0, 1.0)
     before = {who: run.cores("work", 0)}
     seen = TopologySeen(run.id, (), (), {}, 0.1)
     cluster._hub.call(lambda: scheduler._begin(plan, {home: 9}, [seen], before))
@@ -148,7 +148,7 @@ def test_a_plan_that_was_overtaken_is_dropped_whole(cluster: ProcessCluster) -> 
     assert scheduler is not None
     first, second = (Peer(f"{run.id}/work.{number}") for number in range(2))
     more = {first: {NodeId("n0"): 2}, second: {NodeId("n1"): 2}}
-    plan = Plan(more, {first: "", second: ""}, frozenset(), 1.0, 0.0, 1.0)
+    plan = CorePlan(more, {first: "", second: ""}, frozenset(), 1.0, 0.0, 1.0)
     seen = TopologySeen(run.id, (), (), {}, 0.1)
 
     def dropped(nodes: dict[NodeId, int], before: dict[Peer, dict[NodeId, int]]) -> list[str]:

@@ -17,8 +17,8 @@ from elasticutor.errors import BadValueError
 from elasticutor.process.hosting.directories import (
     LONGEST_SOCKET_PATH,
     SOCKET_NAME_ROOM,
-    Place,
-    PlaceError,
+    DirectoryError,
+    NodeDirectories,
     remove_directory,
     remove_stale,
 )
@@ -57,7 +57,7 @@ def test_state_is_in_shared_memory_and_the_rest_under_a_short_path(base: str) ->
     shm, tmp = Path(base, "shm"), Path(base, "tmp")
     shm.mkdir()
     tmp.mkdir()
-    place = Place.make("c1", "n1", need_bytes=1, shm=str(shm), tmp=str(tmp))
+    place = NodeDirectories.make("c1", "n1", need_bytes=1, shm=str(shm), tmp=str(tmp))
     assert place.state == shm / f"elasticutor-{UID}-c1-n1" / "state"
     assert place.sockets == tmp / f"elasticutor-{UID}-c1-n1" / "sockets"
     assert place.logs.parent == place.sockets.parent
@@ -70,7 +70,7 @@ def test_state_is_in_shared_memory_and_the_rest_under_a_short_path(base: str) ->
 
 def test_state_goes_elsewhere_and_says_so_when_shared_memory_is_short(base: str) -> None:
     missing = str(Path(base, "missing"))
-    place = Place.make("c", "n", need_bytes=1, shm=missing, fallback=[base], tmp=base)
+    place = NodeDirectories.make("c", "n", need_bytes=1, shm=missing, fallback=[base], tmp=base)
     assert place.state.is_relative_to(base)
     assert f"{missing} has 0 MiB free" in place.note
     place.remove()
@@ -80,25 +80,25 @@ def test_without_room_anywhere_it_says_how_much_there_is(
     base: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(Path(base, "spark")))
-    with pytest.raises(PlaceError, match=r"have 1099511627776 MiB free; got .*spark': '0 MiB'"):
-        Place.make("c", "n", need_bytes=1 << 60, tmp=base)
+    with pytest.raises(DirectoryError, match=r"have 1099511627776 MiB free; got .*spark': '0 MiB'"):
+        NodeDirectories.make("c", "n", need_bytes=1 << 60, tmp=base)
     assert not list(Path(base).iterdir())
 
 
 def test_there_is_room_for_a_sockets_name(base: str) -> None:
     longest = LONGEST_SOCKET_PATH - SOCKET_NAME_ROOM - 1
     taken = len(f"{base}/elasticutor-{UID}-c-/sockets")
-    place = Place.make("c", "n" * (longest - taken), need_bytes=1, shm=base, tmp=base)
+    place = NodeDirectories.make("c", "n" * (longest - taken), need_bytes=1, shm=base, tmp=base)
     assert len(str(place.sockets / ("s" * SOCKET_NAME_ROOM))) == LONGEST_SOCKET_PATH
     place.remove()
     with pytest.raises(BadValueError, match="shorter"):
-        Place.make("c", "n" * (longest - taken + 1), need_bytes=1, shm=base, tmp=base)
+        NodeDirectories.make("c", "n" * (longest - taken + 1), need_bytes=1, shm=base, tmp=base)
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", "a b", "x" * 65])
 def test_a_name_that_is_no_part_of_a_path_is_refused(name: str) -> None:
     with pytest.raises(BadValueError, match="letters, digits"):
-        Place.make(name, "n")
+        NodeDirectories.make(name, "n")
 
 
 def test_a_symbolic_link_is_refused_and_what_it_leads_to_left_alone(base: str) -> None:
@@ -107,8 +107,8 @@ def test_a_symbolic_link_is_refused_and_what_it_leads_to_left_alone(base: str) -
     (precious / "file").touch()
     link = Path(base, f"elasticutor-{UID}-c-n")
     link.symlink_to(precious)
-    with pytest.raises(PlaceError, match="be a directory"):
-        Place.make("c", "n", need_bytes=1, shm=base, tmp=base)
+    with pytest.raises(DirectoryError, match="be a directory"):
+        NodeDirectories.make("c", "n", need_bytes=1, shm=base, tmp=base)
     assert remove_stale(base) == []
     assert not remove_directory(str(link))
     assert (precious / "file").exists()
@@ -119,16 +119,16 @@ def test_a_directory_of_somebody_else_is_refused_and_left_alone(base: str) -> No
     theirs = Path(base, f"elasticutor-{UID}-c-n")
     theirs.mkdir()
     os.chown(theirs, 12345, -1)
-    with pytest.raises(PlaceError, match="be owned by user 0; got 12345"):
-        Place.make("c", "n", need_bytes=1, shm=base, tmp=base)
+    with pytest.raises(DirectoryError, match="be owned by user 0; got 12345"):
+        NodeDirectories.make("c", "n", need_bytes=1, shm=base, tmp=base)
     assert remove_stale(base) == []
     assert theirs.exists()
 
 
 def test_a_place_in_use_is_not_given_twice_nor_removed_as_stale(base: str) -> None:
-    place = Place.make("c", "n", need_bytes=1, shm=base, tmp=base)
-    with pytest.raises(PlaceError, match="of one node at a time"):
-        Place.make("c", "n", need_bytes=1, shm=base, tmp=base, patience_s=0.05)
+    place = NodeDirectories.make("c", "n", need_bytes=1, shm=base, tmp=base)
+    with pytest.raises(DirectoryError, match="of one node at a time"):
+        NodeDirectories.make("c", "n", need_bytes=1, shm=base, tmp=base, patience_s=0.05)
     assert remove_stale(base) == []
     assert place.state.is_dir()
     place.remove()
@@ -138,8 +138,8 @@ def test_a_failed_second_directory_leaves_no_first_one(base: str) -> None:
     shm = Path(base, "shm")
     shm.mkdir()
     Path(base, f"elasticutor-{UID}-c-n").touch()
-    with pytest.raises(PlaceError):
-        Place.make("c", "n", need_bytes=1, shm=str(shm), tmp=base)
+    with pytest.raises(DirectoryError):
+        NodeDirectories.make("c", "n", need_bytes=1, shm=str(shm), tmp=base)
     assert not list(shm.iterdir())
 
 
@@ -164,14 +164,14 @@ def test_a_node_of_the_same_name_starts_with_empty_directories(base: str) -> Non
     with holder:
         Path(left, "state", "old").touch()
         holder.kill()
-    place = Place.make("c", "n", need_bytes=1, shm=base, tmp=base)
+    place = NodeDirectories.make("c", "n", need_bytes=1, shm=base, tmp=base)
     assert str(place.state.parent) == left
     assert not list(place.state.iterdir())
     place.remove()
 
 
 def test_the_lock_lives_as_long_as_somebody_it_was_handed_to(base: str) -> None:
-    place = Place.make("c", "n", need_bytes=1, shm=base, tmp=base)
+    place = NodeDirectories.make("c", "n", need_bytes=1, shm=base, tmp=base)
     with subprocess.Popen(
         [sys.executable, "-c", "import sys; sys.stdin.read()"],
         stdin=subprocess.PIPE,
@@ -185,9 +185,9 @@ def test_the_lock_lives_as_long_as_somebody_it_was_handed_to(base: str) -> None:
 
 
 def test_removing_once_more_does_nothing(base: str) -> None:
-    place = Place.make("c", "n", need_bytes=1, shm=base, tmp=base)
+    place = NodeDirectories.make("c", "n", need_bytes=1, shm=base, tmp=base)
     place.remove()
-    again = Place.make("c", "n", need_bytes=1, shm=base, tmp=base)
+    again = NodeDirectories.make("c", "n", need_bytes=1, shm=base, tmp=base)
     place.remove()
     assert again.state.is_dir()
     again.remove()

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from elasticutor.errors import BadValueError
-from elasticutor.process.hosting.directories import Place, remove_stale
+from elasticutor.process.hosting.directories import NodeDirectories, remove_stale
 from elasticutor.process.hosting.zygote import Ended, Fork, Forked, Zygote, ZygoteError
 from elasticutor.process.hosting.zygote_server import GC_THRESHOLDS
 
@@ -514,7 +514,7 @@ def test_a_process_watching_its_lifeline_is_killed_when_the_other_end_is_gone() 
 
 
 def test_a_place_handed_over_is_gone_with_the_zygote(targets: str) -> None:
-    place = Place.make("test-zygote", str(os.getpid()), need_bytes=1)
+    place = NodeDirectories.make("test-zygote", str(os.getpid()), need_bytes=1)
     zygote = Zygote.start(path=[*sys.path, targets], owned=place.owned, holding=place.locks)
     assert place.state.is_dir()
     zygote.stop()

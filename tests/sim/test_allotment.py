@@ -10,12 +10,12 @@ import pytest
 
 from elasticutor.core.measure.measurements import TopologySeen
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.core.scheduler.scheduler import Plan, Scheduler, SchedulerConfig
+from elasticutor.core.scheduler.scheduler import CorePlan, Scheduler, SchedulerConfig
 from elasticutor.lab.sim.cluster import SimulatedCluster
 from elasticutor.lab.sim.experiment import Experiment, Surge
 from elasticutor.lab.sim.model.machines import Machines
 from elasticutor.lab.sim.report import report
-from elasticutor.lab.sim.scheduling import Allotment
+from elasticutor.lab.sim.scheduling import SimulatedScheduling
 
 N0, N1 = NodeId("n0"), NodeId("n1")
 E0, E1 = Peer("e0"), Peer("e1")
@@ -43,14 +43,14 @@ class Scripted(Scheduler):
 
     def decide(
         self, now: float, nodes: Mapping[NodeId, int], topologies: Sequence[TopologySeen]
-    ) -> Plan | None:
+    ) -> CorePlan | None:
         assert nodes == {N0: 2, N1: 2}
         self.seen.append((now, topologies[0]))
         if now < self.at:
             return None
         self.at = math.inf
         why = dict.fromkeys(self.cores, "scripted")
-        return Plan(self.cores, why, frozenset(), 1.0, 0.0, 1.0)
+        return CorePlan(self.cores, why, frozenset(), 1.0, 0.0, 1.0)
 
 
 def carried_out(cores: Cores, experiment: Experiment = TWO) -> tuple[SimulatedCluster, Scripted]:
@@ -59,7 +59,9 @@ def carried_out(cores: Cores, experiment: Experiment = TWO) -> tuple[SimulatedCl
     assert cluster.allotment is not None
     scheduler = Scripted(1.1, cores)  # its next look is at 1.25, and ours at 1.3
     hosts = {host.name: (host, cluster.placements[host.name].cores) for host in cluster.hosts}
-    cluster.allotment = Allotment(cluster.world, hosts, cluster.upstreams, scheduler, 0.05)
+    cluster.allotment = SimulatedScheduling(
+        cluster.world, hosts, cluster.upstreams, scheduler, 0.05
+    )
 
     def look(_: float) -> None:
         for node in (N0, N1):

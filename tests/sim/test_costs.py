@@ -18,7 +18,7 @@ from elasticutor.lab.sim.loop import Loop
 from elasticutor.lab.sim.model.costs import Cost, Costs
 from elasticutor.lab.sim.model.cpus import Cpus
 from elasticutor.lab.sim.model.machines import Machines
-from elasticutor.lab.sim.model.processes import Process, Turns, World
+from elasticutor.lab.sim.model.processes import Process, SimulatedWorld, Turns
 from elasticutor.lab.sim.model.task_server import TaskServer
 from elasticutor.lab.sim.recorder import Recorder
 
@@ -30,7 +30,7 @@ ODD = Cost(message_s=20.03e-6, wake_s=18.01e-6, delay_s=16.07e-6)
 class Taker(Process):
     """Notes when the answer to each message would leave."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedWorld) -> None:
         super().__init__(world, 0)
         self.answered: list[float] = []
 
@@ -38,12 +38,14 @@ class Taker(Process):
         self.answered.append(self._free_at)
 
 
-def world(cost: Cost) -> World:
+def world(cost: Cost) -> SimulatedWorld:
     costs = replace(Costs(), main=cost)
     loop = Loop()
     machines = Machines(nodes=1, cores=1, costs=costs)
     recorder = Recorder(0.0)
-    return World(machines, loop, recorder, work_s=lambda rows: 0.0, tuple_bytes=1, shard_bytes=0)
+    return SimulatedWorld(
+        machines, loop, recorder, work_s=lambda rows: 0.0, tuple_bytes=1, shard_bytes=0
+    )
 
 
 @given(st.lists(st.integers(0, 100), max_size=20))
@@ -128,7 +130,7 @@ def test_sources_pace_themselves_by_how_idle_their_node_is() -> None:
         cpus.work(0.18, 0.018)  # 99 % of two CPUs
         cpus.pace(PACE_S)
     assert cpus.gap_s == MOST_GAP_S
-    for _ in range(10):
+    for _ in range(20):
         cpus.work(0.1, 0.0)
         cpus.spend(0.02)
         cpus.pace(PACE_S)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elasticutor.errors import BadValueError
 from elasticutor.lab.sim.loop import Loop
-from elasticutor.lab.sim.model.machines import Links, Machines
+from elasticutor.lab.sim.model.machines import Machines, NetworkLinks
 
 MB = 1_000_000
 
@@ -20,7 +20,9 @@ class Rig:
 
     def __init__(self, nodes: int = 4) -> None:
         self.loop = Loop()
-        self.links = Links(self.loop, Machines(nodes=nodes, bandwidth=100 * MB, latency_s=0.001))
+        self.links = NetworkLinks(
+            self.loop, Machines(nodes=nodes, bandwidth=100 * MB, latency_s=0.001)
+        )
         self.log: list[tuple[str, float]] = []
 
     def send(self, what: str, source: int, to: int, size: int, at: float = 0.0) -> float:

@@ -15,12 +15,12 @@ from elasticutor.errors import BadValueError
 from elasticutor.lab.sim.cluster import SimulatedCluster
 from elasticutor.lab.sim.experiment import Experiment, Surge
 from elasticutor.lab.sim.model.machines import Machines
-from elasticutor.lab.sim.recorder import Moment, Recorder
+from elasticutor.lab.sim.recorder import Bin, Recorder
 from elasticutor.lab.sim.report import recoveries, report
 
 
-def moments(levels: list[float]) -> list[Moment]:
-    return [Moment(round((i + 1) / 10, 6), level, 1.0, 1.0, 1, 0) for i, level in enumerate(levels)]
+def moments(levels: list[float]) -> list[Bin]:
+    return [Bin(round((i + 1) / 10, 6), level, 1.0, 1.0, 1, 0) for i, level in enumerate(levels)]
 
 
 def recovered(levels: list[float], *shuffles: float) -> list[float]:

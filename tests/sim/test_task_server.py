@@ -15,7 +15,7 @@ from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, ChunkId, Epoch, NodeId, Peer, ShardId, TaskId
 from elasticutor.lab.sim.loop import Loop
 from elasticutor.lab.sim.model.costs import Cost
-from elasticutor.lab.sim.model.task_server import Interruption, Job, TaskServer
+from elasticutor.lab.sim.model.task_server import ChunkJob, Interruption, TaskServer
 
 TASK = TaskId(0)
 COST = Cost(message_s=40e-6, wake_s=20e-6, delay_s=15e-6)
@@ -28,7 +28,7 @@ def chunk(number: int, shards: list[int]) -> do.Dispatch:
     return do.Dispatch(TASK, Attempt(1), Epoch(1), ChunkId(number), [part])
 
 
-def begin(server: TaskServer, number: int, shards: list[int], arrival: float) -> Job:
+def begin(server: TaskServer, number: int, shards: list[int], arrival: float) -> ChunkJob:
     return server.begin(chunk(number, shards), len(shards), len(shards) * ROW_S, arrival)
 
 
@@ -107,10 +107,10 @@ class Main:
             for job in hit.rescheduled:
                 self._expect(job)
 
-    def _expect(self, job: Job) -> None:
+    def _expect(self, job: ChunkJob) -> None:
         self.loop.at(job.end, self._end, (job, job.end))
 
-    def _end(self, message: tuple[Job, float]) -> None:
+    def _end(self, message: tuple[ChunkJob, float]) -> None:
         job, end = message
         if job.end == end:
             assert self.view.flights[0].chunk == job.order.chunk

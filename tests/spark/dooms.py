@@ -210,7 +210,7 @@ class Reaper:
             if not self._later(driver, "durable"):
                 written(driver, order, size, error)
 
-        def was_done(driver: BatchDriver, message: say.Done) -> None:
+        def was_done(driver: BatchDriver, message: say.PartitionDone) -> None:
             done(driver, message)
             self._withholds(driver)
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _RENEW_S = 2.0
 
 
-class Clerk:
+class CheckpointWriter:
     """A thread that writes manifests, tidies up behind them, and keeps the lease."""
 
     def __init__(self, checkpoint: Checkpoint, post: Callable[[Callable[[], None]], None]) -> None:

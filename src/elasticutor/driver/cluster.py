@@ -29,13 +29,13 @@ from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.placement import place
 from elasticutor.driver.blueprint import Blueprint, in_paradigm
 from elasticutor.driver.checkpoints import keeping_of, opened, release
-from elasticutor.driver.hub import ClusterError, Hub
+from elasticutor.driver.hub import ClusterError, DriverLoop
 from elasticutor.driver.journal import Journal
-from elasticutor.driver.life.epochs import EpochDriver, Epochs
+from elasticutor.driver.life.epochs import EpochDriver, RunEpochs
 from elasticutor.driver.life.phases import RunPhase, Terms
 from elasticutor.driver.life.supervisor import Supervisor
 from elasticutor.driver.queries.batch_driver import BatchDriver
-from elasticutor.driver.queries.reception import Reception
+from elasticutor.driver.queries.reception import QueryDriver
 from elasticutor.driver.run import Run
 from elasticutor.driver.scheduling import CoreScheduler
 from elasticutor.errors import BadValueError
@@ -73,7 +73,7 @@ _LONG_S = 30.0
 """Nodes that have lasted so long are started again at once when all are lost."""
 
 
-def free_cores(hub: Hub, without: tuple[str, Peer] | None = None) -> dict[NodeId, int]:
+def free_cores(hub: DriverLoop, without: tuple[str, Peer] | None = None) -> dict[NodeId, int]:
     """The cores of every node that no executor has; those of one executor may count as free."""
     used: Counter[NodeId] = Counter()
     for name, supervisor in hub.runs.items():
@@ -116,7 +116,7 @@ class BaseCluster(ABC):
             raise BadValueError("schedule_s", "be finite and at least 0", schedule_s, "0: never")
         self.id = secrets.token_hex(4)
         self._keys = ClusterKeys.generate()
-        self._hub = Hub(self._keys, host, port)
+        self._hub = DriverLoop(self._keys, host, port)
         self._runs = 0
         self._generation = 0
         self._nodes_at = -math.inf  # when all nodes were last lost
@@ -370,7 +370,7 @@ class BaseCluster(ABC):
         )
 
     @property
-    def hub(self) -> Hub:
+    def hub(self) -> DriverLoop:
         """The driver's end of it."""
         return self._hub
 
@@ -385,9 +385,9 @@ class BaseCluster(ABC):
         return self._stopped
 
     @property
-    def receptions(self) -> list[Reception]:
+    def receptions(self) -> list[QueryDriver]:
         """Where the tasks of elastic DataFrames are received."""
-        return [one for one in list(self._hub.receptions.values()) if isinstance(one, Reception)]
+        return [one for one in list(self._hub.receptions.values()) if isinstance(one, QueryDriver)]
 
     def metrics(self) -> dict[str, Any]:
         """How everything on the cluster is doing, as plain values.
@@ -420,7 +420,7 @@ class BaseCluster(ABC):
         config: ExecutorConfig,
         journal: str | Path | None,
         kept: Checkpoint | None,
-        epochs: Callable[[Supervisor], Epochs],
+        epochs: Callable[[Supervisor], RunEpochs],
         hosts: int,
     ) -> Run:
         """Start everybody, and wait until they run."""

@@ -45,7 +45,7 @@ class Receives(Protocol):
         """A task has come."""
 
 
-class Hub:
+class DriverLoop:
     """Receives everything that is meant for the driver.
 
     Its thread handles one message after the other; other threads have things done in it by `call`.

@@ -110,7 +110,7 @@ class _Recent:
         return rows / seconds if seconds > 0 else 0.0
 
 
-class Ledger:
+class RunLedger:
     """Adds up what participants measure. Safe for several threads."""
 
     def __init__(self) -> None:

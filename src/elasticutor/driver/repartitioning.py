@@ -16,7 +16,7 @@ from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol import repartition as rc
 from elasticutor.core.protocol.ids import NodeId, Peer, ShardId
-from elasticutor.driver.life.timeouts import Lateness
+from elasticutor.driver.life.timeouts import Timeouts
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Lead:
         self.operator = operator
         self._core = rc.Repartitioner(shards, homes, upstreams, operator=operator)
         self._loads: dict[Peer, Any] = {}
-        self._lateness = Lateness(run, ROUND_S)
+        self._lateness = Timeouts(run, ROUND_S)
         self._send_node = send_node
         self._send = send
 
@@ -73,7 +73,7 @@ class Lead:
         """Whether a round is under way."""
         return self._core.step is not rc.Step.IDLE
 
-    def loads(self, message: say.ShardLoads) -> None:
+    def loads(self, message: say.ShardLoadsMeasured) -> None:
         """An executor has said how much each shard is to do."""
         self._loads[message.who] = message.loads
 
@@ -162,7 +162,7 @@ class Leads:
         for lead in self._leads.values():
             lead.tick(may_begin=may_begin)
 
-    def loads(self, message: say.ShardLoads) -> None:
+    def loads(self, message: say.ShardLoadsMeasured) -> None:
         """An executor has said how much each shard is to do."""
         self._leads[message.who.rpartition(".")[0]].loads(message)
 

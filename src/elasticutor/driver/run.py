@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol.ids import NodeId, Peer, ShardId, TaskId
-from elasticutor.driver.hub import ClusterError, Hub
+from elasticutor.driver.hub import ClusterError, DriverLoop
 from elasticutor.driver.life.phases import RunError, RunPhase
 from elasticutor.driver.life.supervisor import Supervisor
 from elasticutor.driver.metrics import Moment, RunMetrics
@@ -30,7 +30,7 @@ class Run:
     As a context manager it stops at the end of the block.
     """
 
-    def __init__(self, hub: Hub, supervisor: Supervisor) -> None:
+    def __init__(self, hub: DriverLoop, supervisor: Supervisor) -> None:
         self._hub = hub
         self._supervisor = supervisor
         self._asks = 0

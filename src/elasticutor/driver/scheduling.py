@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from elasticutor.core.measure.measurements import ExecutorSeen, SourceSeen, TopologySeen
 from elasticutor.core.measure.metrics import ExecutorMetrics
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.core.scheduler.plan_execution import GRANT_S, CoresInUse, Dealing
-from elasticutor.core.scheduler.scheduler import LOOK_S, Plan, Scheduler, SchedulerConfig
+from elasticutor.core.scheduler.plan_execution import GRANT_S, CoresInUse, PlanExecution
+from elasticutor.core.scheduler.scheduler import LOOK_S, CorePlan, Scheduler, SchedulerConfig
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import Hub
+    from elasticutor.driver.hub import DriverLoop
     from elasticutor.driver.life.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Interval:
 class _Carrying:
     """A plan that is being carried out."""
 
-    dealing: Dealing
+    dealing: PlanExecution
     until: float
     nodes: frozenset[NodeId]
     shared: frozenset[Peer]
@@ -110,7 +110,7 @@ class CoreScheduler:
         interval_s: How often it may make a change that can wait.
     """
 
-    def __init__(self, hub: Hub, interval_s: float) -> None:
+    def __init__(self, hub: DriverLoop, interval_s: float) -> None:
         self._hub = hub
         self._interval_s = interval_s
         self._schedulers = {
@@ -210,7 +210,7 @@ class CoreScheduler:
 
     def _begin(
         self,
-        plan: Plan,
+        plan: CorePlan,
         nodes: Mapping[NodeId, int],
         topologies: Sequence[TopologySeen],
         before: Mapping[Peer, Mapping[NodeId, int]],
@@ -237,7 +237,7 @@ class CoreScheduler:
                 phi=None if plan.phi == float("inf") else plan.phi,
             )
         shared = frozenset(plan.shared)
-        dealing = Dealing({named: plan.cores[named] for named in plan.changed}, shared)
+        dealing = PlanExecution({named: plan.cores[named] for named in plan.changed}, shared)
         self._carrying = _Carrying(
             dealing,
             time.monotonic() + GRANT_S,
@@ -252,7 +252,7 @@ class CoreScheduler:
 
     def _overtaken(
         self,
-        plan: Plan,
+        plan: CorePlan,
         nodes: Mapping[NodeId, int],
         topologies: Sequence[TopologySeen],
         before: Mapping[Peer, Mapping[NodeId, int]],

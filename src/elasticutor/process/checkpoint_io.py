@@ -42,7 +42,7 @@ def _location(uri: str) -> Location:
     return Location.at(uri)
 
 
-class Archive:
+class CheckpointIo:
     """Writes and reads checkpoints for one node. All but the work itself is done by one thread."""
 
     def __init__(self, node: NodeId) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from elasticutor.core.executor.flow import InputCredits, Outputs
+from elasticutor.core.executor.flow import Emitter, InputCredits
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.batches import Ingress
@@ -245,7 +245,7 @@ class _Visit:
         self._mail = station.beside(admitted.node, admitted.sockets)
         peers = self._peers
         credit = admitted.credit
-        self._outputs = Outputs(peers, first=credit, limit=credit, returned=False)
+        self._outputs = Emitter(peers, first=credit, limit=credit, returned=False)
         self._intake = InputCredits(peers, first=credit)
         self._unmarked = set(peers)
         self._made = _Harvest()
@@ -278,7 +278,7 @@ class _Visit:
         rows_in = {route.name: meter.rows_in for route in self._feed.routes}
         mail.send(
             DRIVER,
-            say.Done(
+            say.PartitionDone(
                 self._admitted.run,
                 self._task,
                 self._attempt,

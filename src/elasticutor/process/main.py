@@ -124,7 +124,7 @@ class MainProcess(Actor):
 
     def _balance(self) -> None:
         if self._shares_store:  # balanced by the driver, with all others of its operator
-            loads = say.ShardLoads(self._run, self._spec.who, self._core.shard_loads())
+            loads = say.ShardLoadsMeasured(self._run, self._spec.who, self._core.shard_loads())
             self._mail.send(DRIVER, loads)
         if not self._resting:
             self._tell(ev.BalanceDue())

@@ -33,7 +33,7 @@ from elasticutor.core.protocol.keeper import (
 )
 from elasticutor.errors import ElasticutorError, StaleAttemptError, UnknownPeerError
 from elasticutor.process.actor import Actor
-from elasticutor.process.checkpoint_io import Archive
+from elasticutor.process.checkpoint_io import CheckpointIo
 from elasticutor.process.failures import described, reporting
 from elasticutor.process.hosting.hosts import SILENT
 from elasticutor.process.hosting.zygote import Ended, Fork, ZygoteClient
@@ -111,7 +111,7 @@ class NodeProcess(Actor):
         self._ending: dict[str, _Ending] = {}
         self._ended: set[str] = set()
         self._slices: deque[tuple[StoreKey, CopyOn | FoldOn | DropOn]] = deque()
-        self._archive = Archive(spec.node)
+        self._archive = CheckpointIo(spec.node)
         self._others: set[str] = set()
         """The nodes that it knows, by the names under which they are reached."""
         self._free_cpus = list(spec.cpus)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from elasticutor.core.executor.flow import Outputs
+from elasticutor.core.executor.flow import Emitter
 from elasticutor.core.measure.pacing import PACE_S, USUAL_GAP_S, next_gap_s
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.coordinator import (
@@ -80,7 +80,7 @@ class SourceProcess(Actor):
         self._wide = _is_wide(self._width)
         self._writer = RowWriter(spec.schema)
         self._asks_for_rows = False  # of the reader
-        self._outputs = Outputs([], first=0, limit=0, returned=False)
+        self._outputs = Emitter([], first=0, limit=0, returned=False)
         self._attempt = Attempt(0)
         self._offsets: dict[Epoch, Any] = {}  # where epochs ended that are not committed yet
         self._draining = False
@@ -230,7 +230,7 @@ class SourceProcess(Actor):
         spec = self._spec
         # Nothing of the attempt before counts, and with it the tables of shards begin anew.
         self._router = Router(spec.routes, spec.who)
-        self._outputs = Outputs(
+        self._outputs = Emitter(
             self._router.peers, first=spec.credit_bytes, limit=spec.credit_bytes, returned=False
         )
         for peer, hello in greetings(spec.who, spec.routes, spec.schema):
@@ -295,7 +295,7 @@ class SourceProcess(Actor):
     def _on_peers(self, message: say.Peers) -> None:
         self._mail.know_all(message.book)
 
-    def _on_drain(self, message: say.Drain) -> None:
+    def _on_drain(self, message: say.StopSource) -> None:
         self._draining = True
 
     def _on_finish(self, message: say.Finish) -> None:
@@ -401,6 +401,6 @@ SourceProcess.handlers = {
     PauseUpstream: SourceProcess._on_pause,
     UpdateTable: SourceProcess._on_table,
     say.Peers: SourceProcess._on_peers,
-    say.Drain: SourceProcess._on_drain,
+    say.StopSource: SourceProcess._on_drain,
     say.Finish: SourceProcess._on_finish,
 }

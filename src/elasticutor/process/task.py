@@ -30,7 +30,7 @@ from elasticutor.errors import BadValueError, StaleAttemptError
 from elasticutor.operator import Context, Operator, kind_of
 from elasticutor.process.actor import Actor
 from elasticutor.process.failures import LAST_WORDS_S, described
-from elasticutor.process.operator.chunk_run import ChunkRun, Done, RowsDone, SingleRun
+from elasticutor.process.operator.chunk_run import ChunkDone, ChunkRun, RowsDone, SingleRun
 from elasticutor.process.operator.runner import OperatorRunner
 from elasticutor.process.routes import Router, RowRouter
 from elasticutor.process.specs import TaskSpec
@@ -232,7 +232,7 @@ class TaskProcess(Actor):
         rows = work.unreported if len(work.left) else 0
         ids = self._spec.task, chunk.attempt, chunk.chunk
         outputs: Sequence[Output] = ()
-        done: RowsDone | Done
+        done: RowsDone | ChunkDone
         few = True
         if isinstance(run, SingleRun):
             done = run.report()

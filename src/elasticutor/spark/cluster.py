@@ -28,7 +28,7 @@ from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
 from elasticutor.process.hosting.hosts import GIB, NodesWanted
 from elasticutor.spark.jobs import EndsTask, LongJob, NodesTask
-from elasticutor.spark.session import Offer, offer_of, require_session
+from elasticutor.spark.session import SparkResources, offer_of, require_session
 from elasticutor.topology import Topology
 
 log = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ def submit(
     )
 
 
-def _require_slots(offer: Offer, nodes: int, cores: int, taken: int) -> None:
+def _require_slots(offer: SparkResources, nodes: int, cores: int, taken: int) -> None:
     """Refuse what Spark would wait for without end."""
     if offer.local:
         needed, why = 2, "one for the nodes, one for sources and sinks or a query"

@@ -20,7 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 
 from elasticutor.driver.checkpoints import ENDING
 from elasticutor.driver.cluster import LATENCY_TARGET_S, BaseCluster
-from elasticutor.driver.queries.reception import QuerySeen, Reception, goes_on
+from elasticutor.driver.queries.reception import QueryDriver, QuerySeen, goes_on
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
 from elasticutor.operator import Operator
@@ -149,7 +149,7 @@ def elastic(
             raise InUseError(error.who, error.must, error.got, hint) from None
 
     served_by(home)
-    Reception(home.hub, frame, ways, start)
+    QueryDriver(home.hub, frame, ways, start)
     feed = Feed.of(home.bootstrap, frame, plan)
     hidden = _HIDDEN if exchange else None
     ingest = Ingest(

@@ -24,7 +24,7 @@ _REGISTER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class SparkResources:
     """What Spark has to offer now."""
 
     master: str
@@ -91,7 +91,7 @@ def local_session(master: str = "local[4]", name: str = "elasticutor") -> SparkS
     )
 
 
-def offer_of(spark: SparkSession) -> Offer:
+def offer_of(spark: SparkSession) -> SparkResources:
     """What this session has now; waits a moment for its first executor."""
     context = spark.sparkContext
     master = str(context.master)
@@ -108,7 +108,7 @@ def offer_of(spark: SparkSession) -> Offer:
         raise ClusterError(
             "Spark", f"have an executor within {_REGISTER_S:g} s", "none", "is the cluster full?"
         )
-    return Offer(master, local, _slots(context), executors, host or "127.0.0.1")
+    return SparkResources(master, local, _slots(context), executors, host or "127.0.0.1")
 
 
 def _executors(context: Any) -> int:

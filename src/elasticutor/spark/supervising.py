@@ -11,7 +11,7 @@ from typing import Any, Final
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from elasticutor.core.run.restart_policy import Patience
+from elasticutor.core.run.restart_policy import RestartPolicy
 from elasticutor.errors import BadValueError
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ def supervise(
         StreamingQueryException: It failed for another reason, or too often.
         TimeoutError: It has not ended in time; it was stopped.
     """
-    patience = Patience(max_restarts)
+    patience = RestartPolicy(max_restarts)
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
     while True:
         query = _started(start)

@@ -115,7 +115,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class PartitionDone:
     """The task has sent everything, and has all outputs of it."""
 
     run: str
@@ -248,7 +248,7 @@ class SourceMeasured:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardLoads:
+class ShardLoadsMeasured:
     """The load of every shard of an executor, in cores, where upstreams hold the table."""
 
     run: str
@@ -552,5 +552,5 @@ class KillEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class StopSource:
     """Let a source send nothing more of its own after the epoch that is ended next."""

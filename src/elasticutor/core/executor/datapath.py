@@ -15,7 +15,7 @@ import numpy.typing as npt
 from elasticutor.core.executor.batch import MOST_SINGLES, Part
 from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.core.executor.epochs import Epochs
-from elasticutor.core.executor.flow import InputCredits, Outputs
+from elasticutor.core.executor.flow import Emitter, InputCredits
 from elasticutor.core.executor.receiver import Receiver
 from elasticutor.core.executor.tasks import TaskView
 from elasticutor.core.measure.load import FloatArray, ShardLoads
@@ -52,7 +52,7 @@ class DataPath:
         self.receiver = Receiver(config.shards)
         self.meter = Meter(config.shards, now, cores=0)
         self.credits = InputCredits([], first=0)
-        self.outputs = Outputs([], first=0, limit=config.output_bytes, returned=False)
+        self.outputs = Emitter([], first=0, limit=config.output_bytes, returned=False)
         self._config = config
         self._returns = config.outputs == "return"
         self._tasks = tasks
@@ -72,7 +72,7 @@ class DataPath:
         """Start an attempt, with nothing under way."""
         config = self._config
         self.credits = InputCredits(upstreams, first=config.min_credit_bytes)
-        self.outputs = Outputs(
+        self.outputs = Emitter(
             upstreams if self._returns else destinations,
             first=config.min_credit_bytes,
             limit=config.output_bytes,

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from elasticutor.core.executor.datapath import DataPath
 from elasticutor.core.executor.epochs import Epochs
 from elasticutor.core.executor.reassignment import Reassigner
-from elasticutor.core.executor.task_set import Crew
+from elasticutor.core.executor.task_set import TaskSet
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import NodeId, ShardId
 from elasticutor.errors import OutOfOrderError
 
 
-class Sealing:
+class EpochEnd:
     """Ends the epochs of one executor, while it runs."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Sealing:
         epochs: Epochs,
         data: DataPath,
         moves: Reassigner,
-        crew: Crew,
+        crew: TaskSet,
         emit: Callable[[do.Instruction], None],
     ) -> None:
         self._epochs = epochs

@@ -17,13 +17,13 @@ from typing import Any
 from elasticutor.core.executor.balancing import plan_reassignments
 from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.core.executor.datapath import DataPath, require_size
-from elasticutor.core.executor.epoch_end import Sealing
+from elasticutor.core.executor.epoch_end import EpochEnd
 from elasticutor.core.executor.epochs import Epochs
 from elasticutor.core.executor.moves import Move, MovePhase
 from elasticutor.core.executor.reassignment import Reassigner
 from elasticutor.core.executor.rollback import Rollback
 from elasticutor.core.executor.routing import RoutingTable
-from elasticutor.core.executor.task_set import Crew
+from elasticutor.core.executor.task_set import TaskSet
 from elasticutor.core.executor.tasks import TaskStatus, TaskView
 from elasticutor.core.measure.load import FloatArray
 from elasticutor.core.measure.metrics import ExecutorMetrics
@@ -77,9 +77,9 @@ class ElasticExecutor:
         self._data = DataPath(config, self.tasks, self.epochs, self._emit, now)
         self._moves = Reassigner(config.shards, self._data.receiver, self.tasks, self._emit)
         receiver, meter = self._data.receiver, self._data.meter
-        self._crew = Crew(self.tasks, self.epochs, receiver, meter, self._emit)
+        self._crew = TaskSet(self.tasks, self.epochs, receiver, meter, self._emit)
         self._rollback = Rollback(self._crew.stores, self._emit)
-        self._sealing = Sealing(self.epochs, self._data, self._moves, self._crew, self._emit)
+        self._sealing = EpochEnd(self.epochs, self._data, self._moves, self._crew, self._emit)
         self._state_bytes: dict[NodeId, int] = {}
         self._hot: tuple[ShardId, ...] = ()
         self._now = now

@@ -96,7 +96,7 @@ class _Outlet:
     """Outputs of the next epoch, which wait for the marker of this one."""
 
 
-class Outputs:
+class Emitter:
     """The emitter: outputs in order, per destination, sent as far as its credit goes (paper 3.3).
 
     When outputs are returned to the upstreams that caused them, each upstream answers for its own

@@ -13,7 +13,7 @@ from elasticutor.core.protocol.instructions import EndTask, Instruction, OpenSto
 from elasticutor.errors import LastCoreError, OutOfOrderError, UnknownNodeError, UnknownTaskError
 
 
-class Crew:
+class TaskSet:
     """Who works for an executor, and on which nodes it has a store."""
 
     def __init__(

@@ -13,14 +13,14 @@ from elasticutor.errors import BadValueError
 _PAUSE_S, _LONGEST_PAUSE_S = 0.01, 5.0
 
 
-class Patience:
+class RestartPolicy:
     """Counts failures since the last progress, by their kind.
 
     Args:
         most: How many failures of one kind are put up with.
 
     Example:
-        >>> patience = Patience(most=2)
+        >>> patience = RestartPolicy(most=2)
         >>> [patience.failed("task of counts.0") for _ in range(3)]
         [True, True, False]
         >>> patience.progressed()
@@ -51,7 +51,7 @@ class Patience:
         What fails again at once fails for a reason that may pass: the more, the longer the pause.
 
         Example:
-            >>> patience = Patience(most=5)
+            >>> patience = RestartPolicy(most=5)
             >>> [(patience.failed("sink 'out'"), patience.pause_s)[1] for _ in range(4)]
             [0.0, 0.02, 0.04, 0.08]
         """
@@ -66,7 +66,7 @@ class Patience:
         """What has failed, and how often, in words.
 
         Example:
-            >>> patience = Patience(most=1)
+            >>> patience = RestartPolicy(most=1)
             >>> patience.failed("sink 'out'"), patience.failed("sink 'out'")
             (True, False)
             >>> patience.summary()

@@ -60,7 +60,7 @@ class CoresInUse:
         return any(now.get(node, 0) < count for node, count in before.items())
 
 
-class Dealing:
+class PlanExecution:
     """A plan on its way.
 
     Args:
@@ -71,7 +71,7 @@ class Dealing:
         Both have a core on the only node, which has two; one is to have both.
 
         >>> a, b, n = Peer("a"), Peer("b"), NodeId("n")
-        >>> dealing = Dealing({a: {n: 2}, b: {n: 1}})
+        >>> dealing = PlanExecution({a: {n: 2}, b: {n: 1}})
         >>> has = {a: {n: 1}, b: {n: 2}}
         >>> dealing.give_up(has)
         {'b': {'n': 1}}

@@ -85,7 +85,7 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class CorePlan:
     """The cores that every executor should have, and why."""
 
     cores: Mapping[Peer, Mapping[NodeId, int]]
@@ -130,7 +130,7 @@ class Scheduler:
 
     def decide(
         self, now: float, nodes: Mapping[NodeId, int], topologies: Sequence[TopologySeen]
-    ) -> Plan | None:
+    ) -> CorePlan | None:
         """The plan for what was measured since the last call; None to leave everything as it is.
 
         Args:
@@ -237,7 +237,7 @@ class Scheduler:
 
     # Where there is a core for everybody
 
-    def _deal_out(self, now: float, proposal: _Proposal, urgent: bool) -> Plan | None:
+    def _deal_out(self, now: float, proposal: _Proposal, urgent: bool) -> CorePlan | None:
         cluster = proposal.cluster
         wanted = self._wanted(now, proposal, urgent)
         if wanted == cluster.have and not cluster.adrift:
@@ -275,7 +275,7 @@ class Scheduler:
 
     # Where executors outnumber cores
 
-    def _share_out(self, now: float, proposal: _Proposal, urgent: bool) -> Plan | None:
+    def _share_out(self, now: float, proposal: _Proposal, urgent: bool) -> CorePlan | None:
         config, cluster = self.config, proposal.cluster
         astray = cluster.adrift or urgent
         if not astray and proposal.gain < config.margin:
@@ -296,7 +296,7 @@ class Scheduler:
         assignment: Assignment,
         cores: Mapping[Peer, Mapping[NodeId, int]],
         shared: frozenset[Peer],
-    ) -> Plan | None:
+    ) -> CorePlan | None:
         cluster = proposal.cluster
         changed = [who for who, old in cluster.cores.items() if old != cores[who]]
         if not changed:
@@ -306,7 +306,7 @@ class Scheduler:
             memory = self._memory[who]
             memory.changed_at = memory.lowered_at = now
             memory.backlog = math.inf
-        return Plan(
+        return CorePlan(
             cores,
             proposal.reasons(changed, cores, shared),
             shared,

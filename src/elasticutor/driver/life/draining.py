@@ -15,14 +15,14 @@ import time
 from collections.abc import Iterable
 
 from elasticutor.core.protocol.ids import Peer
-from elasticutor.driver.life.participants import Attendance
+from elasticutor.driver.life.participants import Participants
 from elasticutor.transport import messages as say
 
 
 class Draining:
     """Who has still to stop or to rest; the supervisor of the run says when what is due."""
 
-    def __init__(self, attendance: Attendance, patience_s: float) -> None:
+    def __init__(self, attendance: Participants, patience_s: float) -> None:
         self._attendance = attendance
         self._patience_s = patience_s
         self._exhausted: set[Peer] = set()
@@ -48,7 +48,7 @@ class Draining:
     def stop_sources(self) -> None:
         """Let the sources send nothing more."""
         for source in self._attendance.sources:
-            self._send(source, say.Drain())
+            self._send(source, say.StopSource())
 
     def rest(self, whom: Iterable[Peer]) -> None:
         """Let these say when nothing of theirs is under way any more."""

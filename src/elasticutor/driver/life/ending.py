@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from elasticutor.driver.life.participants import Attendance
+from elasticutor.driver.life.participants import Participants
 from elasticutor.process.hosting.hosts import ends_name
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import Hub
+    from elasticutor.driver.hub import DriverLoop
 
 _GRACE_S = 2.0
 """How long processes have to end by themselves."""
@@ -21,7 +21,7 @@ _COMMIT_S = 60.0
 class Ending:
     """Waits for nodes and hosts to say that nothing of a run is left there."""
 
-    def __init__(self, hub: Hub, run: str, attendance: Attendance) -> None:
+    def __init__(self, hub: DriverLoop, run: str, attendance: Participants) -> None:
         self._hub = hub
         self._run = run
         self._attendance = attendance

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
-from elasticutor.driver.checkpoint_writer import Clerk
+from elasticutor.driver.checkpoint_writer import CheckpointWriter
 from elasticutor.driver.checkpoints import ends
-from elasticutor.driver.life.timeouts import Lateness, LateWatcher
+from elasticutor.driver.life.timeouts import LateWatcher, Timeouts
 from elasticutor.state.checkpoint import Checkpoint, StateFile
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import Hub
+    from elasticutor.driver.hub import DriverLoop
 
 
 class EpochWatcher(LateWatcher, Protocol):
@@ -42,7 +42,7 @@ class EpochWatcher(LateWatcher, Protocol):
         """The checkpoint cannot be written."""
 
 
-class Epochs(Protocol):
+class RunEpochs(Protocol):
     """Whatever drives the epochs of a run: by a clock, or by the batches of a query."""
 
     @property
@@ -110,7 +110,7 @@ class EpochDriver:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: DriverLoop,
         coordinator: co.Coordinator,
         watcher: EpochWatcher,
         send: Callable[[Peer, Any], None],
@@ -129,14 +129,14 @@ class EpochDriver:
         self._executors = executors
         self._checkpoint = checkpoint
         self._interval_s = interval_s
-        self._clerk = None if checkpoint is None else Clerk(checkpoint, hub.post)
+        self._clerk = None if checkpoint is None else CheckpointWriter(checkpoint, hub.post)
         self._due_at = float("inf")
         self._began_at = 0.0  # of the epoch's end
         self._bytes = 0
         self._last = False  # the epoch that is ended next is the last one
         self._ending_last = False
         self._closed = False
-        self._lateness = Lateness(watcher, patience_s)
+        self._lateness = Timeouts(watcher, patience_s)
 
     @property
     def durable(self) -> bool:

@@ -22,15 +22,15 @@ from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import Hub
+    from elasticutor.driver.hub import DriverLoop
 
 
-class Attendance:
+class Participants:
     """The participants of one run. Lives in the hub's thread."""
 
     def __init__(
         self,
-        hub: Hub,
+        hub: DriverLoop,
         run: str,
         plan: Plan,
         blueprint: Blueprint,

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol.ids import Attempt, NodeId, Peer, TaskId
-from elasticutor.core.run.restart_policy import Patience
+from elasticutor.core.run.restart_policy import RestartPolicy
 from elasticutor.core.scheduler.placement import Placement, make_up, rehouse
-from elasticutor.driver.life.epochs import Epochs
-from elasticutor.driver.life.participants import Attendance
+from elasticutor.driver.life.epochs import RunEpochs
+from elasticutor.driver.life.participants import Participants
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ class Recovery:
     def __init__(
         self,
         supervisor: Supervisor,
-        attendance: Attendance,
-        epochs: Epochs,
+        attendance: Participants,
+        epochs: RunEpochs,
         *,
-        patience: Patience,
+        patience: RestartPolicy,
         patience_s: float,
         free_cores: Callable[[], dict[NodeId, int]],
         restart_hosts: Callable[[Sequence[int]], None],

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
-from elasticutor.core.run.restart_policy import Patience
+from elasticutor.core.run.restart_policy import RestartPolicy
 from elasticutor.core.scheduler.placement import Placement
 from elasticutor.driver.answers import Answers
 from elasticutor.driver.blueprint import Blueprint
@@ -28,11 +28,11 @@ from elasticutor.driver.chronicle import REPORTS, note_report, note_staff
 from elasticutor.driver.journal import Journal
 from elasticutor.driver.life.draining import Draining
 from elasticutor.driver.life.ending import Ending
-from elasticutor.driver.life.epochs import Epochs
-from elasticutor.driver.life.participants import Attendance
+from elasticutor.driver.life.epochs import RunEpochs
+from elasticutor.driver.life.participants import Participants
 from elasticutor.driver.life.phases import OVER, RunError, RunPhase, Terms
 from elasticutor.driver.life.recovery import Recovery
-from elasticutor.driver.metrics import Ledger
+from elasticutor.driver.metrics import RunLedger
 from elasticutor.driver.queries.batch_driver import BatchDriver
 from elasticutor.driver.repartitioning import ANSWERS, Leads
 from elasticutor.driver.scheduling import Interval
@@ -44,7 +44,7 @@ from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import Hub
+    from elasticutor.driver.hub import DriverLoop
 
 _SETTLE_S = 0.6
 """For so long after the first tuple the scheduler looks at nothing: the first chunks are slow."""
@@ -55,7 +55,7 @@ class Supervisor:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: DriverLoop,
         run: str,
         plan: Plan,
         placements: Mapping[Peer, Placement],
@@ -64,7 +64,7 @@ class Supervisor:
         blueprint: Blueprint,
         journal: Journal,
         ends_hosts: int,
-        epochs: Callable[[Supervisor], Epochs],
+        epochs: Callable[[Supervisor], RunEpochs],
         free_cores: Callable[[], dict[NodeId, int]],
         restart_hosts: Callable[[Supervisor, Sequence[int]], None],
     ) -> None:
@@ -81,7 +81,7 @@ class Supervisor:
         """Executors whose cores somebody has set: the scheduler leaves them alone."""
         self.interval = Interval()
         self.journal = journal
-        self.ledger = Ledger()
+        self.ledger = RunLedger()
         self.answers = Answers(plan)
         self.changed = self.answers.changed
         self.phase = RunPhase.STARTING
@@ -90,7 +90,7 @@ class Supervisor:
         self._began_at = time.monotonic()
         self._start_by = self._began_at + terms.start_timeout_s
         self._running_at = math.inf
-        self._attendance = Attendance(hub, run, plan, blueprint, dict(placements), ends_hosts)
+        self._attendance = Participants(hub, run, plan, blueprint, dict(placements), ends_hosts)
         self.executors = self._attendance.executors
         self.sources = self._attendance.sources
         self.pids = self._attendance.pids
@@ -104,7 +104,7 @@ class Supervisor:
             self,
             self._attendance,
             self.epochs,
-            patience=Patience(terms.restarts),
+            patience=RestartPolicy(terms.restarts),
             patience_s=terms.patience_s,
             free_cores=free_cores,
             restart_hosts=lambda numbers: restart_hosts(self, numbers),
@@ -549,14 +549,14 @@ class Supervisor:
         except ElasticutorError as error:
             self.fail(error)
 
-    def _on_done(self, message: say.Done) -> None:
+    def _on_done(self, message: say.PartitionDone) -> None:
         if isinstance(self.epochs, BatchDriver):
             self.epochs.done(message)
 
     def _on_answer(self, message: say.Recount | say.StateRead) -> None:
         self.answers.take(message)
 
-    def _on_shard_loads(self, message: say.ShardLoads) -> None:
+    def _on_shard_loads(self, message: say.ShardLoadsMeasured) -> None:
         self.leads.loads(message)
 
     def _on_measured(self, message: say.Measured) -> None:
@@ -601,8 +601,8 @@ _HANDLERS: dict[type, Callable[[Supervisor, Any], None]] = {
     say.Collected: Supervisor._on_collected,
     say.Recount: Supervisor._on_answer,
     say.StateRead: Supervisor._on_answer,
-    say.Done: Supervisor._on_done,
-    say.ShardLoads: Supervisor._on_shard_loads,
+    say.PartitionDone: Supervisor._on_done,
+    say.ShardLoadsMeasured: Supervisor._on_shard_loads,
     say.Measured: Supervisor._on_measured,
     say.SourceMeasured: Supervisor._on_source_measured,
     say.SinkMeasured: Supervisor._on_sink_measured,

@@ -21,7 +21,7 @@ class LateWatcher(Protocol):
         """These have not answered for too long."""
 
 
-class Lateness:
+class Timeouts:
     """Watches for how long something has been waited for.
 
     Args:
@@ -35,7 +35,7 @@ class Lateness:
         ...
         ...     def too_late(self, missing, reason):
         ...         print(reason)
-        >>> lateness = Lateness(Told(), patience_s=60)
+        >>> lateness = Timeouts(Told(), patience_s=60)
         >>> for now in (0.0, 61.0, 64.0):
         ...     lateness.look(now, "ending", lambda: ["count.0"], lambda: ["a marker"])
         why, count.0

@@ -18,10 +18,10 @@ from elasticutor.core.protocol import batches as ba
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
-from elasticutor.driver.checkpoint_writer import Clerk
+from elasticutor.driver.checkpoint_writer import CheckpointWriter
 from elasticutor.driver.checkpoints import ends
 from elasticutor.driver.life.phases import RunError
-from elasticutor.driver.life.timeouts import Lateness
+from elasticutor.driver.life.timeouts import Timeouts
 from elasticutor.driver.queries.reports import Reporter
 from elasticutor.driver.scheduling import Interval
 from elasticutor.errors import StaleAttemptError
@@ -33,7 +33,7 @@ from elasticutor.state.checkpoint import Checkpoint, StateFile
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import Hub
+    from elasticutor.driver.hub import DriverLoop
     from elasticutor.driver.life.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class BatchDriver:
 
     def __init__(
         self,
-        hub: Hub,
+        hub: DriverLoop,
         supervisor: Supervisor,
         count: Callable[[int], tuple[int, int, int | None]],
         checkpoint: Checkpoint | None,
@@ -70,7 +70,7 @@ class BatchDriver:
         self._checkpoint = checkpoint
         self._tempo = tempo
         self._credit_bytes = credit_bytes
-        self._clerk = None if checkpoint is None else Clerk(checkpoint, hub.post)
+        self._clerk = None if checkpoint is None else CheckpointWriter(checkpoint, hub.post)
         self.batches = ba.Batches(
             supervisor.executors,
             committed=Epoch(0) if checkpoint is None else checkpoint.committed,
@@ -89,7 +89,7 @@ class BatchDriver:
         name = f"stages of {supervisor.run}"
         threading.Thread(target=self._ask, name=name, daemon=True).start()
         self._began_at = 0.0
-        self._lateness = Lateness(supervisor, tempo.patience_s)
+        self._lateness = Timeouts(supervisor, tempo.patience_s)
 
     @property
     def attempt(self) -> Attempt:
@@ -148,7 +148,7 @@ class BatchDriver:
         else:
             self._decide(ba.TaskArrived(message.task))
 
-    def done(self, message: say.Done) -> None:
+    def done(self, message: say.PartitionDone) -> None:
         """A task has all of its outputs."""
         if message.attempt == self.batches.attempt:
             self.reporter.add(message.rows_in, message.rows_out, message.latency)

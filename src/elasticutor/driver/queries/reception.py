@@ -21,7 +21,7 @@ from typing import Protocol
 
 from elasticutor.core.protocol.batches import BatchPhase
 from elasticutor.core.protocol.succession import Succession
-from elasticutor.driver.hub import Hub
+from elasticutor.driver.hub import DriverLoop
 from elasticutor.driver.life.phases import OVER
 from elasticutor.driver.queries.batch_driver import BatchDriver
 from elasticutor.driver.queries.reports import BatchReport
@@ -119,7 +119,7 @@ class _Engagement:
         return self.run is not None and self.run.supervisor.phase in OVER
 
 
-class Reception:
+class QueryDriver:
     """Receives the tasks of one elastic DataFrame.
 
     Args:
@@ -129,7 +129,9 @@ class Reception:
         start: Starts executors.
     """
 
-    def __init__(self, hub: Hub, frame: str, ways: Ways, start: Start, *, name: str = "") -> None:
+    def __init__(
+        self, hub: DriverLoop, frame: str, ways: Ways, start: Start, *, name: str = ""
+    ) -> None:
         self.name = name
         self._hub = hub
         self.frame = frame
@@ -277,7 +279,7 @@ class Reception:
         """
         settled = True
         for other in self._hub.receptions.values():
-            assert isinstance(other, Reception)  # there are no others
+            assert isinstance(other, QueryDriver)  # there are no others
             one = other._engaged.get((query.id,))
             if one is not None and one.query is not None and one.query.run != query.run:
                 if one.run is None:

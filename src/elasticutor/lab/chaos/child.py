@@ -26,7 +26,7 @@ class DriverFailedError(Exception):
     """The driver says that its run has failed, or is silent, or gone: in words."""
 
 
-class Story:
+class DriverStory:
     r"""What a run's journal tells, read along.
 
     Example:
@@ -34,7 +34,7 @@ class Story:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Path(folder) / "journal"
         ...     _ = path.write_text('{"kind": "lost", "time": 3.5}\n{"kind": "reco')
-        ...     story = Story(path)
+        ...     story = DriverStory(path)
         ...     story.read()
         ...     story.times("lost", since=3.0), story.counts["recovered"]
         ([3.5], 0)
@@ -92,7 +92,7 @@ class Child:
         self.mark = mark
         self.cluster = ""
         """The id of its cluster, as soon as that is up."""
-        self.story = Story(Path(orders.journal))
+        self.story = DriverStory(Path(orders.journal))
         self._told: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         with log.open("ab") as errors:
             self._process = subprocess.Popen(  # noqa: S603 - this very Python

@@ -43,7 +43,7 @@ class Blow:
     """How long after that somebody else is killed; None: nobody is."""
 
 
-class Dice:
+class Choices:
     """Decides whom to kill, when, and how the next driver divides the work.
 
     Args:

@@ -39,7 +39,7 @@ from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import ElasticutorError
 from elasticutor.lab.chaos.processes import ancestors, command_line, directories_of
-from elasticutor.lab.chaos.topology import SINK, Load, Shape, topology_of
+from elasticutor.lab.chaos.topology import SINK, ChaosLoad, Shape, topology_of
 from elasticutor.transport import messages as say
 
 _GLANCE_S = 0.2
@@ -59,7 +59,7 @@ class Orders:
     folder: str
     """For the checkpoint, the outputs and what is left of a failure."""
     journal: str
-    load: Load
+    load: ChaosLoad
     shape: Shape
     nodes: int
     cores: int
@@ -79,12 +79,12 @@ class Orders:
         """What `as_json` was made of.
 
         Example:
-            >>> orders = Orders("/a", "/a/j", Load(), Shape(), 2, 3, 0.3, 20.0, 1)
+            >>> orders = Orders("/a", "/a/j", ChaosLoad(), Shape(), 2, 3, 0.3, 20.0, 1)
             >>> Orders.from_json(orders.as_json()) == orders
             True
         """
         facts = json.loads(text)
-        facts |= {"load": Load(**facts["load"]), "shape": Shape(**facts["shape"])}
+        facts |= {"load": ChaosLoad(**facts["load"]), "shape": Shape(**facts["shape"])}
         return cls(**facts)
 
     @property

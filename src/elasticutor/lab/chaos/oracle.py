@@ -27,8 +27,8 @@ from elasticutor.lab.chaos.topology import (
     SINK,
     SOURCE,
     TALLY,
+    ChaosLoad,
     Ends,
-    Load,
     linked,
     sealed,
 )
@@ -59,11 +59,11 @@ class Fold:
     """By lane, in the order of its tuples; columns as in `SEALS`, without the lane."""
 
     @classmethod
-    def of(cls, load: Load, counts: Sequence[int]) -> Fold:
+    def of(cls, load: ChaosLoad, counts: Sequence[int]) -> Fold:
         """Fold so many tuples of each lane.
 
         Example:
-            >>> fold = Fold.of(Load(keys=3, seed=1), [4, 2])
+            >>> fold = Fold.of(ChaosLoad(keys=3, seed=1), [4, 2])
             >>> sum(ends[0] + ends[2] for ends in fold.states[CHAIN].values())
             6
             >>> [table.num_rows for table in fold.outputs]
@@ -101,7 +101,7 @@ class Verdict:
     violations: list[str] = field(default_factory=list)
 
 
-def judged(checkpoint: Path, out: Path, load: Load) -> Verdict:
+def judged(checkpoint: Path, out: Path, load: ChaosLoad) -> Verdict:
     """Compare a checkpoint and the files of the sink with the fold of the committed tuples."""
     location = Location.at(str(checkpoint))
     newest = next((listed for listed in epochs_of(location) if listed.current), None)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from elasticutor.lab.chaos.child import Child, DriverFailedError, Story
-from elasticutor.lab.chaos.choices import Dice, Moment
+from elasticutor.lab.chaos.child import Child, DriverFailedError, DriverStory
+from elasticutor.lab.chaos.choices import Choices, Moment
 from elasticutor.lab.chaos.driver import NOWHERE, Orders, save_logs
 from elasticutor.lab.chaos.kill_points import Kind, Point
 from elasticutor.lab.chaos.oracle import judged
@@ -26,9 +26,9 @@ from elasticutor.lab.chaos.processes import (
     require_linux,
 )
 from elasticutor.lab.chaos.result import ChaosResult
-from elasticutor.lab.chaos.setting import Setting
+from elasticutor.lab.chaos.setting import ChaosSetting
 from elasticutor.lab.chaos.settling import Lives, settled
-from elasticutor.lab.chaos.topology import Load, Shape
+from elasticutor.lab.chaos.topology import ChaosLoad, Shape
 
 _GLANCE_S = 0.005
 _POINT_S = 6.0
@@ -46,7 +46,7 @@ Progress = Callable[[ChaosResult], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillDone:
     """Who was killed, and when."""
 
     time: float
@@ -60,7 +60,7 @@ class Kill:
         return f"the kill of {self.kind} {self.name} ({self.when})"
 
 
-def _and(struck: Sequence[Kill]) -> str:
+def _and(struck: Sequence[KillDone]) -> str:
     return " and ".join(map(str, struck))
 
 
@@ -68,7 +68,7 @@ class ViolatedError(Exception):
     """Something that must never happen, in words."""
 
 
-def run_chaos(setting: Setting, progress: Progress = lambda result: None) -> ChaosResult:
+def run_chaos(setting: ChaosSetting, progress: Progress = lambda result: None) -> ChaosResult:
     """Kill what the setting says, and compare what is left with a sequential fold.
 
     Args:
@@ -96,12 +96,12 @@ def run_chaos(setting: Setting, progress: Progress = lambda result: None) -> Cha
 class Runner:
     """One run of chaos, over as many drivers as it takes."""
 
-    def __init__(self, setting: Setting, folder: Path, progress: Progress) -> None:
+    def __init__(self, setting: ChaosSetting, folder: Path, progress: Progress) -> None:
         self._setting = setting
         self._folder = folder
         self._progress = progress
-        self._dice = Dice(setting.seed, setting.nodes, setting.cores)
-        self._load = Load(rate=setting.rate, seed=setting.seed)
+        self._dice = Choices(setting.seed, setting.nodes, setting.cores)
+        self._load = ChaosLoad(rate=setting.rate, seed=setting.seed)
         self._shape: tuple[Shape, int, int] = (Shape(), setting.nodes, setting.cores)
         self._child: Child | None = None
         self._children = 0
@@ -169,7 +169,7 @@ class Runner:
         """Kill somebody, perhaps somebody else right after, and wait until all is well."""
         blow = self._dice.blow()
         self._pause(blow.wait_s)
-        struck: list[Kill] = []
+        struck: list[KillDone] = []
         with ExitStack() as stack:
             if blow.point is None:
                 struck += self._kill_any("at random")
@@ -182,7 +182,7 @@ class Runner:
                 struck += self._kill_any("during a recovery")
         self._settle(struck)
 
-    def _kill_any(self, when: str) -> list[Kill]:
+    def _kill_any(self, when: str) -> list[KillDone]:
         """Kill anybody at once; returns nothing if there is nobody."""
         there = self._there()
         kind = self._dice.kind({kind: list(names) for kind, names in there.items()})
@@ -196,7 +196,7 @@ class Runner:
         with victim:
             return self._count(kind, name, when, victim, kill=True)
 
-    def _kill_at(self, point: Point, stack: ExitStack) -> list[Kill]:
+    def _kill_at(self, point: Point, stack: ExitStack) -> list[KillDone]:
         """Have somebody die at a point, and anybody at once if nobody comes there."""
         victim, name = self._doom(point, stack)
         if victim is not None and self._dies(victim, _POINT_S):
@@ -208,7 +208,7 @@ class Runner:
         self.result.missed[str(point)] += 1
         return self._kill_any("at random")
 
-    def _kill_on_the_way_back(self, point: Point, stack: ExitStack) -> list[Kill]:
+    def _kill_on_the_way_back(self, point: Point, stack: ExitStack) -> list[KillDone]:
         """Have somebody die while all recover from the death of somebody else."""
         victim, name = self._doom(point, stack)
         struck = self._kill_any("at random")
@@ -250,7 +250,7 @@ class Runner:
 
     def _count(
         self, kind: Kind, name: str, when: str, victim: Victim, kill: bool = False
-    ) -> list[Kill]:
+    ) -> list[KillDone]:
         if kind == "node":
             self._lives.died(name, age_s(victim.pid) if kill else 0.0)
         now = time.time()
@@ -259,7 +259,7 @@ class Runner:
         self.result.kills += 1
         self.result.by_kind[kind] += 1
         self.result.by_point[when] += 1
-        return [Kill(now, kind, name, when)]
+        return [KillDone(now, kind, name, when)]
 
     def _there(self) -> dict[Kind, dict[str, int]]:
         """Everybody who may be killed."""
@@ -291,7 +291,7 @@ class Runner:
                 raise DriverFailedError(f"{what}: not within {self._setting.timeout_s:g} s")
             time.sleep(_GLANCE_S)
 
-    def _settle(self, struck: list[Kill]) -> None:
+    def _settle(self, struck: list[KillDone]) -> None:
         """Wait until tuples flow again and epochs are committed, and take note how long it took."""
         if not struck:
             return
@@ -314,7 +314,7 @@ class Runner:
 
     # Drivers
 
-    def _await_start(self) -> Story:
+    def _await_start(self) -> DriverStory:
         """Wait until a driver has committed epochs."""
         story = self._running.story
         self._await(lambda: bool(story.times("run running")), "the start of a run")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elasticutor.errors import BadValueError
-from elasticutor.lab.chaos.topology import Load
+from elasticutor.lab.chaos.topology import ChaosLoad
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ChaosSetting:
     """How much is killed, and under which load."""
 
     kills: int = 200
@@ -36,7 +36,7 @@ class Setting:
         if self.master and not self.master.startswith("local"):
             must = "be local[…] or local-cluster[…]: processes are killed on this machine"
             raise BadValueError("master", must, self.master)
-        Load(rate=self.rate)  # refuses what cannot be
+        ChaosLoad(rate=self.rate)  # refuses what cannot be
         for name in ("epoch_interval_s", "timeout_s"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise BadValueError(name, "be seconds above 0", getattr(self, name))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from elasticutor.lab.chaos.child import Story
+from elasticutor.lab.chaos.child import DriverStory
 from elasticutor.lab.chaos.processes import age_s
 
 _SHORT_LIFE_S, _SHORT_LIVES = 6.0, 2
 """A host gives a node up that dies so young once more than this in a row, so that is spared."""
 
 
-def settled(story: Story, since: float) -> bool:
+def settled(story: DriverStory, since: float) -> bool:
     """Whether all is well again after a kill.
 
     Two epochs that were committed since prove it: the second began after the kill. If somebody was

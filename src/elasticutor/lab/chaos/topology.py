@@ -76,11 +76,11 @@ def sealed(held: dict[Any, int], key: int, lane: int, count: int, chain: int) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ChaosLoad:
     """The tuples.
 
     Example:
-        >>> load = Load(rate=1_500.0, keys=10, seed=3)
+        >>> load = ChaosLoad(rate=1_500.0, keys=10, seed=3)
         >>> times = load.generator.table(1, LANES, 0, 4).column("time").to_pylist()
         >>> [load.lane(time) for time in times]
         [1, 1, 1, 1]
@@ -120,7 +120,7 @@ class Chain(Operator):
         ]
     )
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: ChaosLoad) -> None:
         self._load = load
 
     def process(self, key: Any, row: Any, state: State) -> Iterator[tuple[int, ...]]:
@@ -168,7 +168,7 @@ class Shape:
         )
 
 
-def topology_of(load: Load, shape: Shape, out: Path) -> Topology:
+def topology_of(load: ChaosLoad, shape: Shape, out: Path) -> Topology:
     """The whole of it.
 
     Args:

@@ -19,18 +19,18 @@ from elasticutor.core.protocol import batches as ba
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Epoch, Peer
 from elasticutor.lab.check.pipeline import ChainOperator, Expected, Row
-from elasticutor.lab.check.query_driver import Desk
-from elasticutor.lab.check.run import Run
+from elasticutor.lab.check.query_driver import CheckedQueryDriver
+from elasticutor.lab.check.run import CheckedRun
 from elasticutor.lab.check.scenario import Scenario, draw_habits
 from elasticutor.lab.check.spark_task import Feeder
 from elasticutor.lab.check.trace import Trace
 from elasticutor.lab.check.world.hosts import ExecutorHost
-from elasticutor.lab.check.world.kept import Kept
+from elasticutor.lab.check.world.kept import QueryCheckpoint
 from elasticutor.lab.check.world.network import Address
 
 
 @dataclass(slots=True, eq=False)
-class Stage:
+class QueryStage:
     """One operator's part of one execution of a batch."""
 
     operator: ChainOperator
@@ -60,20 +60,20 @@ class Stage:
         return len(self.outputs) == len(self.parts)
 
 
-class BatchRun(Run):
+class QueryRun(CheckedRun):
     """A query whose batches run one after the other, operator after operator."""
 
-    storage = Kept
+    storage = QueryCheckpoint
 
     def __init__(self, scenario: Scenario, trace: Trace | None = None) -> None:
         super().__init__(scenario, trace)
         # Operators of a query are chained by the plan and not by their executors.
         self._operators = scenario.operators
         self._habits = draw_habits(scenario)
-        assert isinstance(self.world.durable, Kept)  # by the class's `storage`
+        assert isinstance(self.world.durable, QueryCheckpoint)  # by the class's `storage`
         self._kept = self.world.durable
         self._desks = {
-            op.name: Desk(self, self._kept, op, self, calm=self._habits.calm)
+            op.name: CheckedQueryDriver(self, self._kept, op, self, calm=self._habits.calm)
             for op in self._operators
         }
         self._inputs = self._cut(scenario)
@@ -83,8 +83,8 @@ class BatchRun(Run):
         self._turn = 0  # what was begun in an earlier one is over
         self._executions = 0
         self._tasks = 0
-        self._stages: list[Stage] = []
-        self._stage: Stage | None = None
+        self._stages: list[QueryStage] = []
+        self._stage: QueryStage | None = None
         self._skipped: tuple[int, Epoch] | None = None  # a batch that was not run to its end
         self._used_twice: set[int] = set()  # executions with a second stage
         self._published_until = 0
@@ -141,7 +141,7 @@ class BatchRun(Run):
             case (name, ba.TaskDone() as event):
                 self._desks[name].tell(event)
 
-    def _desk_of(self, executor: str) -> Desk:
+    def _desk_of(self, executor: str) -> CheckedQueryDriver:
         return self._desks[executor.split("/")[0]]
 
     def executor_lost(self, host: ExecutorHost) -> None:
@@ -278,7 +278,7 @@ class BatchRun(Run):
                 # Nor is one that is being started held back.
                 self.kernel.after(self.rng.uniform(0.0, 0.03), self._start_late, stage, part)
 
-    def _start_late(self, stage: Stage, part: int) -> None:
+    def _start_late(self, stage: QueryStage, part: int) -> None:
         if stage in self._stages:  # not if its driver is gone
             self.oracle.counts["late_tasks"] += 1
             feeder = self._start_task(stage, part)
@@ -312,16 +312,16 @@ class BatchRun(Run):
             other = self._add_stage(operator, parts)
             self.kernel.after(self.rng.uniform(0.0, 0.02), self._launch, other)
 
-    def _add_stage(self, operator: ChainOperator, parts: list[list[Row]]) -> Stage:
+    def _add_stage(self, operator: ChainOperator, parts: list[list[Row]]) -> QueryStage:
         slots = self.rng.randint(1, len(parts))
         number = len(self._stages)
-        stage = Stage(operator, number, self._executions, self._turn, parts, slots, len(parts))
+        stage = QueryStage(operator, number, self._executions, self._turn, parts, slots, len(parts))
         stage.output = number
         stage.waiting.extend(range(len(parts)))
         self._stages.append(stage)
         return stage
 
-    def _end_stage(self, stage: Stage) -> None:
+    def _end_stage(self, stage: QueryStage) -> None:
         if self.rng.random() < self._habits.lost_outputs:
             self._lose_outputs(stage)
             return
@@ -332,7 +332,7 @@ class BatchRun(Run):
         else:
             self._end_execution(rows)
 
-    def _lose_outputs(self, stage: Stage) -> None:
+    def _lose_outputs(self, stage: QueryStage) -> None:
         """Shuffle files are gone: the stage is run again, for those partitions.
 
         Under another number, if the job is over that it was of.
@@ -355,13 +355,13 @@ class BatchRun(Run):
 
     # Tasks
 
-    def _launch(self, stage: Stage) -> None:
+    def _launch(self, stage: QueryStage) -> None:
         if stage.turn != self._turn:
             return
         while stage.waiting and len(stage.running) < stage.slots:
             self._start_task(stage, stage.waiting.popleft())
 
-    def _start_task(self, stage: Stage, part: int) -> Feeder:
+    def _start_task(self, stage: QueryStage, part: int) -> Feeder:
         number, self._tasks = self._tasks, self._tasks + 1
         task = ba.Ingress(self._epoch, stage.execution, stage.number, part, number)
         feeder = Feeder(
@@ -380,20 +380,20 @@ class BatchRun(Run):
             self.kernel.after(soon, self._kill, stage, feeder)
         return feeder
 
-    def _copy(self, stage: Stage, part: int) -> None:
+    def _copy(self, stage: QueryStage, part: int) -> None:
         """Run a task a second time, since the first seems slow."""
         if stage.turn == self._turn and (part not in stage.outputs or self.rng.random() < 0.3):
             self.oracle.counts["copied_tasks"] += 1
             self._start_task(stage, part)
 
-    def _kill(self, stage: Stage, feeder: Feeder) -> None:
+    def _kill(self, stage: QueryStage, feeder: Feeder) -> None:
         if feeder.alive:
             self.oracle.counts["lost_feeders"] += 1
             self.note("fault", f"kill {feeder.task}")
             feeder.end()
             self.kernel.after(self.notice_s(), self._task_failed, stage, feeder, "it was killed")
 
-    def _ended(self, stage: Stage, feeder: Feeder, order: ba.Leave | ba.Refuse) -> None:
+    def _ended(self, stage: QueryStage, feeder: Feeder, order: ba.Leave | ba.Refuse) -> None:
         if isinstance(order, ba.Refuse):
             self.oracle.counts["refused_feeders"] += 1
             anew = stage.output != stage.number and stage.execution not in self._used_twice
@@ -406,7 +406,7 @@ class BatchRun(Run):
             stage.outputs.setdefault(feeder.task.partition, feeder.outputs)
             self._go_on(stage)
 
-    def _task_failed(self, stage: Stage, feeder: Feeder, reason: str) -> None:
+    def _task_failed(self, stage: QueryStage, feeder: Feeder, reason: str) -> None:
         stage.running.pop(feeder.task.task, None)
         if stage.turn != self._turn:
             return
@@ -420,7 +420,7 @@ class BatchRun(Run):
                 stage.waiting.append(part)
         self._go_on(stage)
 
-    def _go_on(self, stage: Stage) -> None:
+    def _go_on(self, stage: QueryStage) -> None:
         self._launch(stage)
         if stage is self._stage and stage.complete:
             if stage.refusable and stage.tasks < len(stage.parts):

@@ -14,9 +14,9 @@ from unittest.mock import patch
 
 from elasticutor.core.executor.batch import Part, divided
 from elasticutor.core.executor.datapath import DataPath
-from elasticutor.core.executor.epoch_end import Sealing
+from elasticutor.core.executor.epoch_end import EpochEnd
 from elasticutor.core.executor.epochs import Epochs
-from elasticutor.core.executor.flow import InputCredits, Outputs
+from elasticutor.core.executor.flow import Emitter, InputCredits
 from elasticutor.core.executor.moves import Move, MovePhase
 from elasticutor.core.executor.reassignment import Reassigner
 from elasticutor.core.executor.receiver import Receiver
@@ -156,7 +156,7 @@ def _next_epoch_not_kept_apart(self: Receiver, upstream: Peer) -> None:
 
 
 def _marker_overtakes_outputs(
-    self: Outputs, epoch: Epoch, destinations: Iterable[Peer] | None = None
+    self: Emitter, epoch: Epoch, destinations: Iterable[Peer] | None = None
 ) -> None:
     for destination in self._outlets if destinations is None else destinations:
         self._outlets[destination].waiting.appendleft(epoch)
@@ -191,7 +191,7 @@ def _watch_survives_an_abort(self: Levels, attempt: Attempt, base: Epoch, keep: 
         _LEVELS_ROLL_BACK(self, attempt, base, keep)
 
 
-def _stores_never_hear_of_commits(self: Sealing) -> None:
+def _stores_never_hear_of_commits(self: EpochEnd) -> None:
     pass
 
 
@@ -277,11 +277,11 @@ def _last_epoch_written_with_the_next(self: StateCache, room: int, only: Any = N
     return _CACHE_WRITE_APART(self, room, only)
 
 
-def _outputs_overtake_the_marker(self: Outputs, output: Any, *, ahead: bool = False) -> None:
+def _outputs_overtake_the_marker(self: Emitter, output: Any, *, ahead: bool = False) -> None:
     _OUTPUTS_ADD(self, output)
 
 
-def _persisted_before_all_is_written(self: Sealing, event: ev.TaskFlushed, now: float) -> bool:
+def _persisted_before_all_is_written(self: EpochEnd, event: ev.TaskFlushed, now: float) -> bool:
     at = self._epochs
     if event.epoch == at.ending and at.persisting is None and not at.unsealed:
         self._persist(now)
@@ -410,7 +410,7 @@ _LEVELS_ROLL_BACK = Levels.roll_back
 _CACHE_ENCODED = StateCache._encoded
 _CACHE_FLUSH_APART = StateCache._flush_apart
 _CACHE_WRITE_APART = StateCache._write_apart
-_OUTPUTS_ADD = Outputs.add
+_OUTPUTS_ADD = Emitter.add
 _RECEIVER_ARRIVE_SINGLY = Receiver.arrive_singly
 _ROLLBACK_PROCEED = Rollback.proceed
 _COORDINATOR_ON_PREPARED = Coordinator._on_prepared
@@ -463,7 +463,7 @@ FURTHER = (
     Mutant(
         "next epoch not kept apart", _method(Receiver, "wait_ahead", _next_epoch_not_kept_apart)
     ),
-    Mutant("marker overtakes outputs", _method(Outputs, "end_epoch", _marker_overtakes_outputs)),
+    Mutant("marker overtakes outputs", _method(Emitter, "end_epoch", _marker_overtakes_outputs)),
     Mutant(
         "committed with one missing",
         _handler(coordinator._HANDLERS, ParticipantPrepared, _committed_with_one_missing),
@@ -473,7 +473,7 @@ FURTHER = (
     Mutant("watch survives an abort", _method(Levels, "roll_back", _watch_survives_an_abort)),
     Mutant(
         "stores never hear of commits",
-        _method(Sealing, "commit_stores", _stores_never_hear_of_commits),
+        _method(EpochEnd, "commit_stores", _stores_never_hear_of_commits),
     ),
     Mutant(
         "labels wait for ever after an abort",
@@ -526,10 +526,10 @@ ENDING = (
         "last epoch written with the next",
         _method(StateCache, "_write_apart", _last_epoch_written_with_the_next),
     ),
-    Mutant("outputs overtake the marker", _method(Outputs, "add", _outputs_overtake_the_marker)),
+    Mutant("outputs overtake the marker", _method(Emitter, "add", _outputs_overtake_the_marker)),
     Mutant(
         "persisted before all is written",
-        _method(Sealing, "flushed", _persisted_before_all_is_written),
+        _method(EpochEnd, "flushed", _persisted_before_all_is_written),
     ),
 )
 

@@ -31,7 +31,7 @@ SINK = Peer("sink")
 _EDGES = 4  # more than any operator has downstream
 
 
-class State(Protocol):
+class ChainState(Protocol):
     """What an operator needs of a state: a task's cache, or a plain dictionary."""
 
     def get(self, shard: ShardId, key: Hashable, default: Any = None) -> Any:
@@ -124,7 +124,7 @@ class ChainOperator:
         return rows * ROW_BYTES
 
     def process(
-        self, state: State, shard: ShardId, row: Row, upstream: Peer
+        self, state: ChainState, shard: ShardId, row: Row, upstream: Peer
     ) -> list[tuple[Peer, Row]]:
         """Apply one tuple to the state; returns what goes where."""
         self._chain(state, shard, row)
@@ -146,7 +146,7 @@ class ChainOperator:
         """This operator's key for a tuple that had another key upstream."""
         return (key * 7 + len(self.name)) % self.keys
 
-    def _chain(self, state: State, shard: ShardId, row: Row) -> None:
+    def _chain(self, state: ChainState, shard: ShardId, row: Row) -> None:
         key, origin, _, payload = row
         if self.style == "in place":
             chains = state.get(shard, key, {})

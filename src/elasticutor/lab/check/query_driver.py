@@ -19,8 +19,8 @@ from elasticutor.core.protocol.succession import Succession
 from elasticutor.errors import StaleAttemptError
 from elasticutor.lab.check.invariants import Fences
 from elasticutor.lab.check.pipeline import ChainOperator
-from elasticutor.lab.check.run import Run
-from elasticutor.lab.check.world.kept import Kept
+from elasticutor.lab.check.run import CheckedRun
+from elasticutor.lab.check.world.kept import QueryCheckpoint
 from elasticutor.lab.check.world.network import Address
 
 _GONE_ON = "the run that the stage has begun with is over, and what its other tasks have sent too"
@@ -33,11 +33,17 @@ class Counts(Protocol):
         """Tasks that a stage runs, its partitions, and what its output is for; None: it is gone."""
 
 
-class Desk:
+class CheckedQueryDriver:
     """Receives the tasks that feed one operator."""
 
     def __init__(
-        self, run: Run, kept: Kept, operator: ChainOperator, counts: Counts, *, calm: bool
+        self,
+        run: CheckedRun,
+        kept: QueryCheckpoint,
+        operator: ChainOperator,
+        counts: Counts,
+        *,
+        calm: bool,
     ) -> None:
         self._run = run
         self._kept = kept

@@ -31,7 +31,7 @@ _LONGEST_S = 60.0  # of virtual time; a healthy run takes one or two
 _MOST_CORES = 5
 
 
-class Run(ABC):
+class CheckedRun(ABC):
     """A scenario being run; also the surroundings of its simulated processes."""
 
     storage: type[Durable] = Durable

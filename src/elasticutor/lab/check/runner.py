@@ -13,9 +13,9 @@ from itertools import islice
 from typing import Any
 
 from elasticutor.errors import ElasticutorError
-from elasticutor.lab.check.batches import BatchRun
+from elasticutor.lab.check.batches import QueryRun
 from elasticutor.lab.check.scenario import draw
-from elasticutor.lab.check.stream import StreamRun
+from elasticutor.lab.check.stream import TopologyRun
 from elasticutor.lab.check.trace import Trace
 
 # Shown first and always, in this order; others follow in the order of the alphabet.
@@ -100,7 +100,7 @@ def run_seed(seed: int, trace: Trace | None = None) -> SeedResult:
         ((), True)
     """
     scenario = draw(seed)
-    run = (BatchRun if scenario.batches else StreamRun)(scenario, trace)
+    run = (QueryRun if scenario.batches else TopologyRun)(scenario, trace)
     run.execute()
     counts = run.oracle.counts + Counter(tuples=scenario.tuples)
     return SeedResult(seed, tuple(run.oracle.violations), counts)

@@ -8,8 +8,8 @@ from typing import Any
 from elasticutor.core.protocol import batches as ba
 from elasticutor.core.protocol.ids import Peer
 from elasticutor.lab.check.pipeline import ChainOperator, Row
-from elasticutor.lab.check.run import Run
-from elasticutor.lab.check.world.hosts import Credit, Marker, Tuples
+from elasticutor.lab.check.run import CheckedRun
+from elasticutor.lab.check.world.hosts import CreditSent, MarkerSent, TuplesSent
 from elasticutor.lab.check.world.network import Address
 from elasticutor.lab.check.world.sender import Sender
 
@@ -19,7 +19,7 @@ class Feeder:
 
     def __init__(
         self,
-        run: Run,
+        run: CheckedRun,
         address: Address,
         operator: ChainOperator,
         task: ba.Ingress,
@@ -60,17 +60,17 @@ class Feeder:
             case ba.Leave() | ba.Refuse():
                 self.end()
                 self._on_end(self, message)
-            case Credit(executor, _, total):
+            case CreditSent(executor, _, total):
                 self._sender.credit(executor, total)
                 if self._waiting and not self._sender.blocked:
                     self._waiting = False
                     self._produce()
-            case Tuples(executor, _, rows, size):
+            case TuplesSent(executor, _, rows, size):
                 self.outputs.extend(rows)
                 self._taken[executor] += size
                 slow = 0.05 if self.run.rng.random() < 0.03 else 0.0
                 self.run.kernel.after(slow, self._grant, executor)
-            case Marker(executor, attempt, _):
+            case MarkerSent(executor, attempt, _):
                 self._unmarked.discard(executor)
                 if not self._unmarked:
                     self._tell(ba.TaskDone(self.task, attempt))
@@ -105,7 +105,7 @@ class Feeder:
     def _grant(self, executor: Peer) -> None:
         if self.alive and self._admitted is not None:
             total = self._taken[executor] + self.run.scenario.config.min_credit_bytes
-            message = Credit(self._admitted.upstream, self._sender.attempt, total)
+            message = CreditSent(self._admitted.upstream, self._sender.attempt, total)
             self.run.world.send(self._address, executor, message)
 
     def _tell(self, event: ba.TaskArrived | ba.TaskDone) -> None:

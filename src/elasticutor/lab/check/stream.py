@@ -10,15 +10,15 @@ from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.errors import StaleAttemptError
 from elasticutor.lab.check.pipeline import ROW_BYTES, SINK, ChainOperator, Expected, Row, fold
-from elasticutor.lab.check.run import Run
+from elasticutor.lab.check.run import CheckedRun
 from elasticutor.lab.check.scenario import Scenario
 from elasticutor.lab.check.trace import Trace
-from elasticutor.lab.check.world.hosts import Credit, ExecutorHost, Marker, Tuples
+from elasticutor.lab.check.world.hosts import CreditSent, ExecutorHost, MarkerSent, TuplesSent
 from elasticutor.lab.check.world.network import Address
 from elasticutor.lab.check.world.sender import Sender
 
 
-class StreamRun(Run):
+class TopologyRun(CheckedRun):
     """A topology whose epochs the core's coordinator drives."""
 
     def __init__(self, scenario: Scenario, trace: Trace | None = None) -> None:
@@ -181,7 +181,7 @@ class SourceHost:
     """A replayable source: it sends its tuples in order, as fast as it may."""
 
     def __init__(
-        self, run: StreamRun, name: Peer, incarnation: int, root: ChainOperator, rows: list[Row]
+        self, run: TopologyRun, name: Peer, incarnation: int, root: ChainOperator, rows: list[Row]
     ) -> None:
         self.run = run
         self.name = name
@@ -203,7 +203,7 @@ class SourceHost:
                 self._sender.end_epoch(epoch)
                 prepared = co.ParticipantPrepared(self.name, attempt, epoch, self._position)
                 self.run.world.network.send(self._address, self.run.world.driver, prepared)
-            case Credit(executor, attempt, total) if attempt == self._sender.attempt:
+            case CreditSent(executor, attempt, total) if attempt == self._sender.attempt:
                 self._sender.credit(executor, total)
                 if self._waiting and not self._sender.blocked:
                     self._waiting = False
@@ -241,7 +241,7 @@ class SourceHost:
 class SinkHost:
     """A transactional sink: it publishes an epoch when that is committed, and only then."""
 
-    def __init__(self, run: StreamRun, upstreams: list[Peer]) -> None:
+    def __init__(self, run: TopologyRun, upstreams: list[Peer]) -> None:
         self.run = run
         self._address = Address(SINK)
         self._upstreams = upstreams
@@ -259,12 +259,12 @@ class SinkHost:
                 self._begin(attempt, base, epoch)
             case co.CommitEpoch(_, attempt, epoch) if attempt == self._attempt:
                 self._publish(epoch)
-            case Tuples(peer, attempt, rows, size) if attempt == self._attempt:
+            case TuplesSent(peer, attempt, rows, size) if attempt == self._attempt:
                 self._pending.setdefault(self._epoch_of[peer], []).extend(rows)
                 self._taken[peer] += size
                 slow = 0.05 if self.run.rng.random() < 0.02 else 0.0
                 self.run.kernel.after(slow, self._grant, peer, attempt)
-            case Marker(peer, attempt, epoch) if attempt == self._attempt:
+            case MarkerSent(peer, attempt, epoch) if attempt == self._attempt:
                 self._mark(peer, epoch)
 
     def _begin(self, attempt: Attempt, base: Epoch, epoch: Epoch) -> None:
@@ -279,7 +279,7 @@ class SinkHost:
     def _grant(self, peer: Peer, attempt: Attempt) -> None:
         if attempt == self._attempt:
             total = self._taken[peer] + self.run.scenario.config.min_credit_bytes
-            self.run.world.send(self._address, peer, Credit(SINK, attempt, total))
+            self.run.world.send(self._address, peer, CreditSent(SINK, attempt, total))
 
     def _mark(self, peer: Peer, epoch: Epoch) -> None:
         if self._epoch_of[peer] != epoch:

@@ -11,7 +11,7 @@ from elasticutor.cli.output import note, out, print_json, progress_bar
 
 if TYPE_CHECKING:  # what runs live is imported when it is needed: it takes a moment
     from elasticutor.lab.chaos.result import ChaosResult
-    from elasticutor.lab.chaos.setting import Setting
+    from elasticutor.lab.chaos.setting import ChaosSetting
 
 _INTERRUPTED = 130
 _MOST_SHOWN = 10
@@ -53,9 +53,9 @@ def chaos(
     the end its checkpoint and its outputs are compared with a sequential fold of the same tuples.
     Exits with 1 if they differ, if a run fails, hangs, or leaves anything behind.
     """
-    from elasticutor.lab.chaos.setting import Setting
+    from elasticutor.lab.chaos.setting import ChaosSetting
 
-    setting = Setting(
+    setting = ChaosSetting(
         kills=kills,
         driver_kills=driver_kills,
         seed=seed,
@@ -84,7 +84,7 @@ def chaos(
         raise typer.Exit(1)
 
 
-def _run(setting: Setting, as_json: bool) -> tuple[ChaosResult, bool]:
+def _run(setting: ChaosSetting, as_json: bool) -> tuple[ChaosResult, bool]:
     """Run it, and say whether somebody ended it before its time."""
     from elasticutor.lab.chaos.result import ChaosResult
     from elasticutor.lab.chaos.runner import run_chaos

@@ -30,7 +30,7 @@ from elasticutor.lab.demo.demo import (
     RUSH,
     RUSH_S,
     TARGET_S,
-    Story,
+    DemoStory,
     offered_rows_s,
 )
 
@@ -77,7 +77,7 @@ def demo(
 
 
 @contextmanager
-def _view(paradigm: str, *, hidden: bool) -> Iterator[Callable[[Story], None]]:
+def _view(paradigm: str, *, hidden: bool) -> Iterator[Callable[[DemoStory], None]]:
     if hidden or not err.is_terminal:
         note(f"running {paradigm} …")
         yield lambda story: None
@@ -86,7 +86,7 @@ def _view(paradigm: str, *, hidden: bool) -> Iterator[Callable[[Story], None]]:
         yield lambda story: live.update(_picture(story))
 
 
-def _picture(story: Story) -> RenderableType:
+def _picture(story: DemoStory) -> RenderableType:
     moment = story.moments[-1]
     offered = offered_rows_s(moment.time_s)
     lines = [
@@ -123,7 +123,7 @@ def _sparkline(values: list[float]) -> str:
     return "".join(bars)
 
 
-def _compare(elastic: Story, static: Story) -> None:
+def _compare(elastic: DemoStory, static: DemoStory) -> None:
     out.print(
         f"Two operators on {NODES} nodes of {CORES} cores, {ROW_S * 1e3:g} ms of work per tuple; "
         f"a mean latency of {TARGET_S * 1e3:g} ms is asked for. "
@@ -147,7 +147,7 @@ def _compare(elastic: Story, static: Story) -> None:
     out.print("Each shard waits for its own move only; nobody upstream was paused or told.")
 
 
-def _absorbed(story: Story) -> str:
+def _absorbed(story: DemoStory) -> str:
     times = [
         "not before its end" if math.isinf(seconds) else f"{seconds:.1f} s"
         for seconds in story.absorbed_s
@@ -155,19 +155,19 @@ def _absorbed(story: Story) -> str:
     return ", ".join(times) or "–"
 
 
-def _most(story: Story) -> str:
+def _most(story: DemoStory) -> str:
     counts = [count for moment in story.moments for count in moment.cores.values()]
     return str(max(counts, default=0))
 
 
-def _pause(story: Story) -> str:
+def _pause(story: DemoStory) -> str:
     if not story.moves:
         return "–"
     pauses = sorted(move["sync_ms"] + move["migration_ms"] for move in story.moves)
     return f"{pauses[len(pauses) // 2]:.1f} ms"
 
 
-def _draw(path: Path, elastic: Story, static: Story) -> None:
+def _draw(path: Path, elastic: DemoStory, static: DemoStory) -> None:
     from elasticutor.lab.demo.plot import draw
 
     draw(path, elastic, static)

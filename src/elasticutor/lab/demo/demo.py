@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from elasticutor.lab.bench.load.delayed_source import Later
+from elasticutor.lab.bench.load.delayed_source import DelayedSource
 from elasticutor.lab.bench.width import chunks_of
 from elasticutor.lab.bench.work import Emulate
 from elasticutor.sinks import NoSink
@@ -62,7 +62,7 @@ SLOW_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Frame:
     """What one interval looked like."""
 
     time_s: float
@@ -78,11 +78,11 @@ class Moment:
 
 
 @dataclass(slots=True)
-class Story:
+class DemoStory:
     """A whole run."""
 
     paradigm: Paradigm
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[Frame] = field(default_factory=list)
     moves: list[dict[str, Any]] = field(default_factory=list)
     plans: int = 0
     """How often the scheduler has changed an executor's cores."""
@@ -142,7 +142,7 @@ class Story:
         }
 
 
-def _absorbed(moments: Sequence[Moment], begin_s: float, end_s: float) -> float:
+def _absorbed(moments: Sequence[Frame], begin_s: float, end_s: float) -> float:
     """How long after its beginning a rush was last felt: the end of the last slow interval.
 
     An interval in which one tuple of a hundred is slow by chance, between calm ones, is not it.
@@ -150,7 +150,7 @@ def _absorbed(moments: Sequence[Moment], begin_s: float, end_s: float) -> float:
     Example:
         >>> slow = {3.25: 300.0, 3.5: 900.0, 3.75: 80.0, 5.0: 60.0}
         >>> times = [k / 4 for k in range(12, 44)]
-        >>> moments = [Moment(t, 1.0, 5.0, slow.get(t, 20.0), {}, {}, 0) for t in times]
+        >>> moments = [Frame(t, 1.0, 5.0, slow.get(t, 20.0), {}, {}, 0) for t in times]
         >>> _absorbed(moments, 3.0, 11.0)
         0.75
         >>> _absorbed(moments[:3], 3.0, 11.0)
@@ -195,7 +195,7 @@ def topology(seed: int) -> Topology:
         )
         streams = [
             job.source(f"{name}-calm", calm),
-            job.source(f"{name}-rush", Later(rush, WARM_UP_S + FIRST_S + number * RUSH_S)),
+            job.source(f"{name}-rush", DelayedSource(rush, WARM_UP_S + FIRST_S + number * RUSH_S)),
         ]
         cores = NODES * CORES // len(OPERATORS)
         made = job.operator(name, Emulate(ROW_S), streams, key="key", cores=cores, shards=SHARDS)
@@ -209,8 +209,8 @@ def tell(
     paradigm: Paradigm,
     seed: int = 1,
     seconds: float = LENGTH_S,
-    watch: Callable[[Story], None] = lambda story: None,
-) -> Story:
+    watch: Callable[[DemoStory], None] = lambda story: None,
+) -> DemoStory:
     """Run the demo once, live.
 
     Args:
@@ -228,7 +228,7 @@ def tell(
         measure_s=LOOK_S / 2,
         config=chunks_of(ROW_S),
     )
-    story = Story(paradigm)
+    story = DemoStory(paradigm)
     try:
         time.sleep(WARM_UP_S)
         run.reset_metrics()
@@ -248,7 +248,9 @@ def tell(
     return story
 
 
-def _look(run: Run, story: Story, now_s: float, since: float, warmed_up: tuple[int, int]) -> float:
+def _look(
+    run: Run, story: DemoStory, now_s: float, since: float, warmed_up: tuple[int, int]
+) -> float:
     """Add what has happened since the last look; returns until when it has been seen."""
     metrics = run.metrics()
     moved, planned = warmed_up
@@ -260,7 +262,7 @@ def _look(run: Run, story: Story, now_s: float, since: float, warmed_up: tuple[i
     intervals = [interval for interval in run.timeline() if interval.time > since]
     rows = sum(interval.rows for interval in intervals)
     filled = [interval for interval in intervals if interval.rows]
-    moment = Moment(
+    moment = Frame(
         now_s,
         metrics.rows_out_s,
         sum(interval.p50_ms * interval.rows for interval in filled) / rows if rows else math.nan,

@@ -14,7 +14,7 @@ from elasticutor.lab.demo.demo import (
     NODES,
     OPERATORS,
     RUSH_S,
-    Story,
+    DemoStory,
     offered_rows_s,
 )
 
@@ -22,7 +22,7 @@ _COLOURS = ("#1b6ca8", "#e0a030")
 _ELASTIC, _STATIC = "#1b6ca8", "#b5485d"
 
 
-def draw(path: Path, elastic: Story, static: Story) -> None:
+def draw(path: Path, elastic: DemoStory, static: DemoStory) -> None:
     """Latency and throughput of both runs over time, and the cores of each operator."""
     mpl.rcParams["svg.hashsalt"] = "elasticutor"
     figure, axes = plt.subplots(2, 2, figsize=(10, 5.4), layout="constrained", sharex=True)
@@ -53,7 +53,7 @@ def draw(path: Path, elastic: Story, static: Story) -> None:
     plt.close(figure)
 
 
-def _cores(axes: Axes, elastic: Story, static: Story) -> None:
+def _cores(axes: Axes, elastic: DemoStory, static: DemoStory) -> None:
     times = [moment.time_s for moment in elastic.moments]
     for name, colour in zip(OPERATORS, _COLOURS, strict=True):
         counts = [moment.cores[name] for moment in elastic.moments]

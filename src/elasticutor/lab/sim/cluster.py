@@ -26,11 +26,16 @@ from elasticutor.core.scheduler.scheduler import Scheduler, SchedulerConfig
 from elasticutor.lab.sim.experiment import Experiment, Surge
 from elasticutor.lab.sim.loop import Loop
 from elasticutor.lab.sim.model.elastic import ElasticHost
-from elasticutor.lab.sim.model.processes import World
-from elasticutor.lab.sim.model.resource_centric import Lead, RcHost, RcUpstream, TableRoutes
+from elasticutor.lab.sim.model.processes import SimulatedWorld
+from elasticutor.lab.sim.model.resource_centric import (
+    RcHost,
+    RcUpstream,
+    SimulatedLead,
+    TableRoutes,
+)
 from elasticutor.lab.sim.model.upstreams import ATTEMPT, FixedRoutes, Flow, Upstream
 from elasticutor.lab.sim.recorder import BIN_S, Recorder
-from elasticutor.lab.sim.scheduling import Allotment
+from elasticutor.lab.sim.scheduling import SimulatedScheduling
 from elasticutor.lab.sim.surging import STEP_S, Surging
 from elasticutor.lab.sim.workload import (
     Arrivals,
@@ -70,7 +75,7 @@ class SimulatedCluster:
         self.recorder = Recorder(experiment.warmup_s, self._cores)
         spawned = np.random.SeedSequence(experiment.seed).spawn(experiment.upstreams + 2)
         seeds = [np.random.default_rng(seed) for seed in spawned]
-        self.world = World(
+        self.world = SimulatedWorld(
             machines,
             self.loop,
             self.recorder,
@@ -169,7 +174,7 @@ class SimulatedCluster:
                 even = experiment.arrivals == "even"
                 yield Flow(keys, Arrivals(rate, rng, start=start, end=end, even=even))
 
-    def _make_allotment(self) -> Allotment | None:
+    def _make_allotment(self) -> SimulatedScheduling | None:
         experiment = self.experiment
         if experiment.one_core_each:
             return None
@@ -177,15 +182,15 @@ class SimulatedCluster:
         scheduler = Scheduler(SchedulerConfig(interval_s=experiment.schedule_s, naive=naive))
         hosts = {host.name: (host, self.placements[host.name].cores) for host in self.hosts}
         target_s = experiment.latency_target_s
-        return Allotment(self.world, hosts, self.upstreams, scheduler, target_s)
+        return SimulatedScheduling(self.world, hosts, self.upstreams, scheduler, target_s)
 
-    def _make_lead(self) -> Lead | None:
+    def _make_lead(self) -> SimulatedLead | None:
         if self.experiment.paradigm != "rc":
             return None
         hosts = [host for host in self.hosts if isinstance(host, RcHost)]
         upstreams = [upstream for upstream in self.upstreams if isinstance(upstream, RcUpstream)]
         over_s = self.experiment.schedule_s
-        return Lead(self.world, self.experiment.shard_count, hosts, upstreams, over_s)
+        return SimulatedLead(self.world, self.experiment.shard_count, hosts, upstreams, over_s)
 
     def _make_surging(self) -> Surging | None:
         experiment, surge, first = self.experiment, self.experiment.surge, self.hosts[0]
@@ -266,7 +271,7 @@ class SimulatedCluster:
         self.loop.at(self.loop.now + self.experiment.balance_s, self._balance, host)
         host.tell(ev.BalanceDue())
 
-    def _repartition(self, lead: Lead) -> None:
+    def _repartition(self, lead: SimulatedLead) -> None:
         self.loop.at(self.loop.now + self.experiment.schedule_s, self._repartition, lead)
         lead.balance()
         if not lead.busy:

@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
-from elasticutor.lab.sim.recorder import Moment
+from elasticutor.lab.sim.recorder import Bin
 from elasticutor.lab.sim.report import Report
 
 _COLOURS = {"elastic": "#1b6ca8", "static": "#b5485d", "rc": "#e0a030", "naive": "#3aa17e"}
@@ -55,7 +55,7 @@ def _smooth(values: Sequence[float]) -> list[float]:
     ]
 
 
-def _rising(moments: Sequence[Moment]) -> list[int]:
+def _rising(moments: Sequence[Bin]) -> list[int]:
     total, sums = 0, []
     for moment in moments:
         total += moment.moves

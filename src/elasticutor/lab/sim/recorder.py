@@ -15,7 +15,7 @@ BIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Bin:
     """A tenth of a second of a run."""
 
     time_s: float
@@ -58,7 +58,7 @@ class Recorder:
     """… when each of them was due, or all of them, and …"""
     counts: list[int] = field(default_factory=list)
     """… how many they are."""
-    moments: list[Moment] = field(default_factory=list)
+    moments: list[Bin] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     done: int = 0
@@ -84,7 +84,7 @@ class Recorder:
                 self.latency.record_many(ages, np.ones(count, dtype=np.int64))
         moves = sum(moved.shards for moved in self.moved)
         self.moments.append(
-            Moment(
+            Bin(
                 round(now - self.warmup_s, 6),
                 count / BIN_S,
                 mean * 1e3,
@@ -120,7 +120,7 @@ class Recorder:
         self.core_moves = 0
 
     @property
-    def measured(self) -> list[Moment]:
+    def measured(self) -> list[Bin]:
         """The moments after the warm-up."""
         return [moment for moment in self.moments if moment.time_s > BIN_S / 2]
 

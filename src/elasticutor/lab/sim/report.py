@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from elasticutor.lab.sim.cluster import SimulatedCluster
-from elasticutor.lab.sim.recorder import BIN_S, Moment
+from elasticutor.lab.sim.recorder import BIN_S, Bin
 from elasticutor.lab.sim.surging import Surged
 
 RECOVERED = 0.95
@@ -63,7 +63,7 @@ class Report:
     state_migrated_mb_s: float
     remote_mb_s: float
     """Tuples and results to and from tasks on other nodes."""
-    timeline: tuple[Moment, ...]
+    timeline: tuple[Bin, ...]
     surged: Surged | None
     wall_s: float
     wall_s_per_simulated_s: float
@@ -165,7 +165,7 @@ def _bound(cluster: SimulatedCluster) -> float:
 
 
 def recoveries(
-    shuffles: Sequence[float], moments: Sequence[Moment], most: float = math.inf
+    shuffles: Sequence[float], moments: Sequence[Bin], most: float = math.inf
 ) -> list[float]:
     """How long after each shuffle throughput was normal again; NaN if it was not before the next.
 
@@ -182,7 +182,7 @@ def recoveries(
 
     Example:
         >>> levels = [100] * 20 + [99, 60, 50, 60, 97, 96, 99] + [100] * 33
-        >>> moments = [Moment((i + 1) / 10, n, 1.0, 1.0, 1, 0) for i, n in enumerate(levels)]
+        >>> moments = [Bin((i + 1) / 10, n, 1.0, 1.0, 1, 0) for i, n in enumerate(levels)]
         >>> [round(seconds, 1) for seconds in recoveries([2.0], moments)]
         [0.2]
     """
@@ -211,7 +211,7 @@ def recoveries(
     return found
 
 
-def _moment(moment: Moment) -> dict[str, Any]:
+def _moment(moment: Bin) -> dict[str, Any]:
     return {
         "time_s": moment.time_s,
         "throughput": round(moment.throughput, 3),

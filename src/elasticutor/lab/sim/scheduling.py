@@ -12,18 +12,18 @@ from collections.abc import Mapping, Sequence
 from elasticutor.core.measure.measurements import ExecutorSeen, TopologySeen
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.core.scheduler.plan_execution import GRANT_S, Dealing
-from elasticutor.core.scheduler.scheduler import LOOK_S, Plan, Scheduler
+from elasticutor.core.scheduler.plan_execution import GRANT_S, PlanExecution
+from elasticutor.core.scheduler.scheduler import LOOK_S, CorePlan, Scheduler
 from elasticutor.lab.sim.model.elastic import ElasticHost
 from elasticutor.lab.sim.model.machines import HEADER_BYTES
-from elasticutor.lab.sim.model.processes import World
+from elasticutor.lab.sim.model.processes import SimulatedWorld
 from elasticutor.lab.sim.model.upstreams import Upstream
 
 _DRIVER = 0
 """The number of the node that the scheduler is on."""
 
 
-class Allotment:
+class SimulatedScheduling:
     """Who has which cores, and how that changes.
 
     Args:
@@ -36,7 +36,7 @@ class Allotment:
 
     def __init__(
         self,
-        world: World,
+        world: SimulatedWorld,
         hosts: Mapping[Peer, tuple[ElasticHost, Mapping[NodeId, int]]],
         upstreams: Sequence[Upstream],
         scheduler: Scheduler,
@@ -48,12 +48,12 @@ class Allotment:
         """What every executor has, or has been promised."""
         self.rounds = 0
         """How often the scheduler was asked."""
-        self.plans: list[tuple[float, Plan]] = []
+        self.plans: list[tuple[float, CorePlan]] = []
         self._upstreams = upstreams
         self._scheduler = scheduler
         self._target_s = target_s
         self._room = dict.fromkeys(world.machines.names, world.machines.cores)
-        self._dealing = Dealing({})
+        self._dealing = PlanExecution({})
         self._until = 0.0
         self._over = False
         self._look_s = min(LOOK_S, scheduler.config.interval_s)
@@ -74,7 +74,7 @@ class Allotment:
         loop.at(loop.now + self._look_s, self._look)
         if not self._dealing.done and loop.now < self._until:
             return  # a plan is being carried out
-        self._dealing = Dealing({})
+        self._dealing = PlanExecution({})
         self.rounds += 1
         plan = self._scheduler.decide(loop.now, self._room, [self._seen()])
         if plan is not None:
@@ -97,9 +97,11 @@ class Allotment:
         metrics = host.core.measure(self._world.loop.now)
         return ExecutorSeen(name, "operator", host.home, dict(self.cores[name]), metrics)
 
-    def _begin(self, plan: Plan) -> None:
+    def _begin(self, plan: CorePlan) -> None:
         self._until = self._world.loop.now + GRANT_S
-        self._dealing = Dealing({name: plan.cores[name] for name in plan.changed}, plan.shared)
+        self._dealing = PlanExecution(
+            {name: plan.cores[name] for name in plan.changed}, plan.shared
+        )
         self._order(self._dealing.give_up(self.cores))
         self._go_on(None)
 

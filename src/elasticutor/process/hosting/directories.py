@@ -40,17 +40,17 @@ _PREFIX = f"elasticutor-{os.getuid()}-"
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
-class PlaceError(ElasticutorError, RuntimeError):
+class DirectoryError(ElasticutorError, RuntimeError):
     """A directory that cannot be had: no room, in use, or somebody else's."""
 
 
 @dataclass(slots=True)
-class Place:
+class NodeDirectories:
     """A node's directories, and the locks that keep them alive.
 
     Example:
         >>> base = tempfile.mkdtemp(prefix="e-")
-        >>> place = Place.make("c1", "n1", need_bytes=1, shm=base, tmp=base)
+        >>> place = NodeDirectories.make("c1", "n1", need_bytes=1, shm=base, tmp=base)
         >>> sorted(path.name for path in place.state.parent.iterdir())
         ['logs', 'sockets', 'state']
         >>> remove_stale(base)
@@ -85,7 +85,7 @@ class Place:
         fallback: Sequence[str] = (),
         tmp: str = "",
         patience_s: float = 10.0,
-    ) -> Place:
+    ) -> NodeDirectories:
         """Make a node's directories, empty, and lock them.
 
         Args:
@@ -162,7 +162,7 @@ def remove_stale(*bases: str) -> list[str]:
     Only directories of this user are looked at, and those that are alive are left alone.
 
     Args:
-        bases: Where to look; default: everywhere a `Place` could be with default settings.
+        bases: Where to look; default: everywhere that a node has directories by default.
     """
     where = bases or (SHARED_MEMORY, *_usual_fallbacks(), "/tmp")  # noqa: S108
     removed = []
@@ -170,7 +170,7 @@ def remove_stale(*bases: str) -> list[str]:
         for root in _ours(base):
             try:
                 fd = _lock(root)
-            except (PlaceError, OSError):  # Somebody else's, or gone in the meantime.
+            except (DirectoryError, OSError):  # Somebody else's, or gone in the meantime.
                 continue
             if fd is not None:
                 removed += [root] if _remove_and_unlock(fd, root) else []
@@ -195,7 +195,9 @@ def _make_locked(root: str, patience_s: float) -> int:
             if fd is not None:
                 _remove_and_unlock(fd, root)
         if time.monotonic() > deadline:
-            raise PlaceError(root, "be of one node at a time", "in use", "give the node a new name")
+            raise DirectoryError(
+                root, "be of one node at a time", "in use", "give the node a new name"
+            )
         if not made:
             time.sleep(0.02)
 
@@ -215,11 +217,13 @@ def _lock(root: str) -> int | None:
     except OSError as error:
         if error.errno not in (errno.ENOTDIR, errno.ELOOP):
             raise
-        raise PlaceError(root, "be a directory", "a symbolic link or a file", "remove it") from None
+        raise DirectoryError(
+            root, "be a directory", "a symbolic link or a file", "remove it"
+        ) from None
     try:
         found = os.fstat(fd)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-            raise PlaceError(root, f"be owned by user {os.getuid()}", found.st_uid, "remove it")
+            raise DirectoryError(root, f"be owned by user {os.getuid()}", found.st_uid, "remove it")
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # Between opening and locking it may have been removed, and another one made in its stead.
         if not os.path.samestat(found, os.lstat(root)):
@@ -251,7 +255,7 @@ def _base_for_state(need_bytes: int, shm: str, fallback: Sequence[str]) -> tuple
     free = {base: _free_bytes(base) for base in dict.fromkeys((shm, *fallback))}
     chosen = next((base for base, room in free.items() if room >= need_bytes), None)
     if chosen is None:
-        raise PlaceError(
+        raise DirectoryError(
             "a directory for state",
             f"have {need_bytes // MIB} MiB free",
             {base: f"{room // MIB} MiB" for base, room in free.items()},

@@ -20,7 +20,7 @@ from elasticutor._version import __version__
 from elasticutor.core.protocol.ids import NodeId
 from elasticutor.errors import ElasticutorError
 from elasticutor.process.failures import described_end
-from elasticutor.process.hosting.directories import SHARED_MEMORY, Place, remove_stale
+from elasticutor.process.hosting.directories import SHARED_MEMORY, NodeDirectories, remove_stale
 from elasticutor.process.hosting.zygote import Ended, Fork, Zygote
 from elasticutor.process.specs import NodeSpec, Site
 from elasticutor.transport import messages as say
@@ -112,7 +112,7 @@ def host_nodes(bootstrap: Bootstrap, wanted: NodesWanted) -> None:
     remove_stale()
     host = advertised_host(bootstrap.address)
     places = {
-        name: Place.make(
+        name: NodeDirectories.make(
             bootstrap.cluster, name, need_bytes=wanted.need_bytes, shm=wanted.shared_memory
         )
         for name in wanted.names
@@ -238,7 +238,7 @@ def _node_spec(
     bootstrap: Bootstrap,
     wanted: NodesWanted,
     name: str,
-    place: Place,
+    place: NodeDirectories,
     host: str,
     cpus: tuple[int, ...],
 ) -> NodeSpec:
@@ -275,7 +275,9 @@ def host_ends(bootstrap: Bootstrap, run: str, number: int) -> None:
     host = advertised_host(bootstrap.address)
     mail = _mail(bootstrap, host, f"{ends_name(number)} of {run}")
     # One host of a number may follow another of the same while that is still ending.
-    place = Place.make(bootstrap.cluster, f"e{number}-{secrets.token_hex(3)}", need_bytes=0)
+    place = NodeDirectories.make(
+        bootstrap.cluster, f"e{number}-{secrets.token_hex(3)}", need_bytes=0
+    )
     try:
         with Zygote.start(owned=place.owned, holding=place.locks) as zygote:
             up = say.EndsHostUp(run, number, mail.endpoint, home(), host, str(place.sockets))

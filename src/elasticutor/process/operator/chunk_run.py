@@ -34,7 +34,7 @@ IntArray = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ChunkDone:
     """What came of a chunk."""
 
     output: pa.RecordBatch | None
@@ -68,18 +68,18 @@ class ChunkRun(ABC):
         """Count time that its rows have taken before it began."""
         self._useful_s += seconds
 
-    def report(self) -> Done:
+    def report(self) -> ChunkDone:
         """What came of the rows that were processed since the last report."""
         rows = self.work.report()
         if not rows:
-            return Done(None, [0] * len(self._part_rows), 0.0, None)
+            return ChunkDone(None, [0] * len(self._part_rows), 0.0, None)
         began = perf_counter()
         places = self._begun[0] if len(self._begun) == 1 else np.concatenate(self._begun)
         self._begun.clear()
         output, made, row_seconds = self._collected(places)
         useful_s, self._useful_s = self._useful_s + perf_counter() - began, 0.0
         self._runner.count(rows, useful_s)
-        return Done(output, made, useful_s, row_seconds)
+        return ChunkDone(output, made, useful_s, row_seconds)
 
     @abstractmethod
     def _collected(

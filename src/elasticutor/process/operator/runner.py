@@ -31,8 +31,8 @@ from elasticutor.errors import BadValueError, ElasticutorError
 from elasticutor.operator import Operator, OperatorError, kind_of
 from elasticutor.process.operator.chunk_run import (
     BatchRun,
+    ChunkDone,
     ChunkRun,
-    Done,
     IntArray,
     RecordRun,
     Turns,
@@ -119,7 +119,7 @@ class OperatorRunner:
 
     def run(
         self, batch: pa.RecordBatch, shards: npt.NDArray[np.int32], part_rows: Sequence[int]
-    ) -> Done:
+    ) -> ChunkDone:
         """Run the operator over a whole chunk; arguments and errors as in `begin`."""
         run = self.begin(batch, Work(ChunkId(0), shards), part_rows)
         run.advance(lambda: False)

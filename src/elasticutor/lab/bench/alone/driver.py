@@ -24,7 +24,7 @@ from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.life.supervisor import Supervisor
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
-from elasticutor.lab.bench.alone.stand_ins import Work, be_ends, be_nodes
+from elasticutor.lab.bench.alone.stand_ins import StandInWork, be_ends, be_nodes
 from elasticutor.lab.bench.live import BenchError, Machine, Progress, silent
 from elasticutor.lab.bench.operators import COUNTS_AND_SUMS, CountAndSum
 from elasticutor.operator import Operator, State
@@ -108,7 +108,7 @@ def bench_driver(
     machine = Machine()
     machine.glance()
     halves = (executors - executors // 2, executors // 2)
-    work = [Work(count, seed + number) for number, count in enumerate(halves)]
+    work = [StandInWork(count, seed + number) for number, count in enumerate(halves)]
     progress(f"starting stand-ins for {executors} executors")
     with TemporaryDirectory(prefix="elasticutor-bench-") as folder, _Cluster(work) as cluster:
         began, cpu_before = time.monotonic(), time.process_time()
@@ -208,7 +208,7 @@ def _thread_times() -> dict[str, float]:
 class _Cluster(BaseCluster):
     """A cluster whose nodes, executors, sources and sinks are stand-ins."""
 
-    def __init__(self, work: Sequence[Work]) -> None:
+    def __init__(self, work: Sequence[StandInWork]) -> None:
         self._work = tuple(work)
         self._hosts: list[BaseProcess] = []
         executors = sum(one.executors for one in work)

@@ -20,7 +20,7 @@ from elasticutor.core.measure.measurements import ExecutorSeen, SourceSeen, Topo
 from elasticutor.core.measure.metrics import ExecutorMetrics
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.placement import place
-from elasticutor.core.scheduler.scheduler import Plan, Scheduler
+from elasticutor.core.scheduler.scheduler import CorePlan, Scheduler
 from elasticutor.errors import BadValueError
 from elasticutor.lab.bench.alone.assignment import against_optimum
 from elasticutor.lab.bench.figures import Spread
@@ -190,7 +190,7 @@ class _Cluster:
         )
         return ExecutorSeen(name, operator, self._homes[name], self._cores[name], metrics)
 
-    def carry_out(self, plan: Plan) -> None:
+    def carry_out(self, plan: CorePlan) -> None:
         """Have the cores of a plan."""
         for name in plan.changed:
             self._cores[name] = dict(plan.cores[name])

@@ -54,7 +54,7 @@ _AGES = 60  # different latencies in a measurement
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StandInWork:
     """How much work every executor of an operator has, at any time; alike in every process."""
 
     executors: int
@@ -118,7 +118,7 @@ class _StandIn:
 class Office:
     """One process, and all that it stands in for."""
 
-    def __init__(self, bootstrap: Bootstrap, name: str, work: Sequence[Work]) -> None:
+    def __init__(self, bootstrap: Bootstrap, name: str, work: Sequence[StandInWork]) -> None:
         self.bootstrap = bootstrap
         self.work = tuple(work)
         self.links = Links(name, bootstrap.keys, ipc_dir=None, host=bootstrap.address[0])
@@ -146,7 +146,9 @@ class Office:
         self.links.close(linger_s=2.0)
 
 
-def be_nodes(bootstrap: Bootstrap, names: Sequence[str], cores: int, work: Sequence[Work]) -> None:
+def be_nodes(
+    bootstrap: Bootstrap, names: Sequence[str], cores: int, work: Sequence[StandInWork]
+) -> None:
     """Stand in for nodes, and for the executors that are started there."""
     office = Office(bootstrap, names[0], work)
     nodes = [_Node(office, name, cores) for name in names]
@@ -154,7 +156,7 @@ def be_nodes(bootstrap: Bootstrap, names: Sequence[str], cores: int, work: Seque
     office.run()
 
 
-def be_ends(bootstrap: Bootstrap, run: str, number: int, work: Sequence[Work]) -> None:
+def be_ends(bootstrap: Bootstrap, run: str, number: int, work: Sequence[StandInWork]) -> None:
     """Stand in for a host of sources and sinks, and for them."""
     office = Office(bootstrap, ends_name(number), work)
     _EndsHost(office, run, number)

@@ -46,7 +46,7 @@ _REMOVAL_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class OverheadSetting:
     """What is run."""
 
     keys: int = 10_000
@@ -67,7 +67,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedEpoch:
     """One epoch of one run, as it was felt."""
 
     pause_ms: float
@@ -86,7 +86,7 @@ class Pair:
     """Rows per second without a checkpoint."""
     kept: float
     """Rows per second with one."""
-    epochs: tuple[Ended, ...]
+    epochs: tuple[EndedEpoch, ...]
 
     @property
     def ratio(self) -> float:
@@ -106,7 +106,7 @@ class Overhead:
         return Spread.of([pair.ratio for pair in self.pairs])
 
     @property
-    def epochs(self) -> list[Ended]:
+    def epochs(self) -> list[EndedEpoch]:
         """Those of all runs."""
         return [epoch for pair in self.pairs for epoch in pair.epochs]
 
@@ -146,7 +146,7 @@ class Overhead:
 class OverheadBench:
     """What was measured, by kind of operator."""
 
-    setting: Setting
+    setting: OverheadSetting
     kinds: dict[str, Overhead]
     machine: Machine
 
@@ -169,7 +169,7 @@ class OverheadBench:
 def bench_overhead(
     cluster: BaseCluster,
     folder: Path,
-    setting: Setting,
+    setting: OverheadSetting,
     *,
     kinds: Sequence[str] = tuple(KINDS),
     progress: Progress = silent,
@@ -197,10 +197,14 @@ def bench_overhead(
 
 
 def _pair(
-    cluster: BaseCluster, place: Path, setting: Setting, operator: type[Operator], number: int
+    cluster: BaseCluster,
+    place: Path,
+    setting: OverheadSetting,
+    operator: type[Operator],
+    number: int,
 ) -> Pair:
     rates: dict[bool, float] = {}
-    epochs: tuple[Ended, ...] = ()
+    epochs: tuple[EndedEpoch, ...] = ()
     for kept in (False, True) if number % 2 == 0 else (True, False):
         topology = Topology("checkpoint")
         source = Generator(rate=None, keys=setting.keys, zipf=setting.zipf, seed=number)
@@ -221,7 +225,7 @@ def _pair(
     return Pair(rates[False], rates[True], epochs)
 
 
-def ended_between(run: Run, start: float, end: float) -> tuple[Ended, ...]:
+def ended_between(run: Run, start: float, end: float) -> tuple[EndedEpoch, ...]:
     """The epochs that were committed between two times.
 
     Raises:
@@ -235,7 +239,7 @@ def ended_between(run: Run, start: float, end: float) -> tuple[Ended, ...]:
         epoch = sealed["epoch"]
         pauses[epoch] = max(pauses.get(epoch, 0.0), sealed["pause_ms"])
     found = [
-        Ended(pauses[event["epoch"]], event["seconds"], event["bytes"])
+        EndedEpoch(pauses[event["epoch"]], event["seconds"], event["bytes"])
         for event in run.events("epoch committed")
         if start <= event["time"] <= end
     ]

@@ -9,7 +9,7 @@ from elasticutor.errors import BadValueError
 from elasticutor.sources import Offer, Reader, Source
 
 
-class Later(Source):
+class DelayedSource(Source):
     """Another source, which is silent for so long first.
 
     Args:

@@ -24,7 +24,7 @@ from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
 from elasticutor.lab.bench.figures import Spread
 from elasticutor.lab.bench.live import BenchError, Machine, Progress, notes, silent, spread_as_dict
-from elasticutor.lab.bench.load.shuffle import Outputs
+from elasticutor.lab.bench.load.shuffle import OutputTimes
 from elasticutor.lab.bench.record import NotingSink, NotingSource, Recording
 from elasticutor.lab.bench.width import chunks_of
 from elasticutor.lab.bench.work import Emulate
@@ -41,7 +41,7 @@ _CREDIT_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ElasticSetting:
     """What is run, but for the paradigm and the seed."""
 
     nodes: int = 2
@@ -143,7 +143,7 @@ class ElasticRun:
 class ElasticBench:
     """All runs, in the order in which they were made."""
 
-    setting: Setting
+    setting: ElasticSetting
     runs: tuple[ElasticRun, ...]
     machine: Machine
 
@@ -204,7 +204,7 @@ class ElasticBench:
 
 def bench_elastic(
     cluster: BaseCluster,
-    setting: Setting,
+    setting: ElasticSetting,
     paradigms: Sequence[Paradigm],
     *,
     seeds: Sequence[int] = (1,),
@@ -230,7 +230,9 @@ def bench_elastic(
     return ElasticBench(setting, tuple(runs), machine)
 
 
-def run_once(cluster: BaseCluster, setting: Setting, paradigm: Paradigm, seed: int) -> ElasticRun:
+def run_once(
+    cluster: BaseCluster, setting: ElasticSetting, paradigm: Paradigm, seed: int
+) -> ElasticRun:
     """Run one paradigm once."""
     total_s = setting.warm_up_s + setting.seconds
     rate = None if setting.load is None else setting.load * setting.ideal
@@ -286,7 +288,7 @@ def run_once(cluster: BaseCluster, setting: Setting, paradigm: Paradigm, seed: i
     )
 
 
-def topology_of(setting: Setting, sources: Sequence[Source], sink: Any) -> Topology:
+def topology_of(setting: ElasticSetting, sources: Sequence[Source], sink: Any) -> Topology:
     """The job: one operator on emulated cores, behind its sources."""
     topology = Topology("elastic")
     streams = [topology.source(f"tuples-{n}", source) for n, source in enumerate(sources)]
@@ -303,7 +305,9 @@ def topology_of(setting: Setting, sources: Sequence[Source], sink: Any) -> Topol
     return topology
 
 
-def submit(cluster: BaseCluster, topology: Topology, setting: Setting, paradigm: Paradigm) -> Run:
+def submit(
+    cluster: BaseCluster, topology: Topology, setting: ElasticSetting, paradigm: Paradigm
+) -> Run:
     """Start a job as a paradigm."""
     return cluster.submit(
         topology,
@@ -314,7 +318,7 @@ def submit(cluster: BaseCluster, topology: Topology, setting: Setting, paradigm:
     )
 
 
-def _watch(run: Run, setting: Setting) -> float:
+def _watch(run: Run, setting: ElasticSetting) -> float:
     """Let it run, count from the end of the warm-up; returns how far it is behind at the end."""
     wait(run, setting.warm_up_s)
     run.reset_metrics()
@@ -344,18 +348,20 @@ def _await_end(run: Run, patience_s: float) -> None:
         raise BenchError("run", f"end within {patience_s:g} s more", run.phase, hint) from error
 
 
-def _throughput(recording: Recording, setting: Setting) -> float:
+def _throughput(recording: Recording, setting: ElasticSetting) -> float:
     arrived = recording.arrivals
     first = setting.warm_up_s
     inside = (arrived >= first) & (arrived < first + setting.seconds)
     return float(recording.rows[inside].sum()) / setting.seconds
 
 
-def _recoveries(recording: Recording, setting: Setting, rate: float | None) -> Iterator[float]:
+def _recoveries(
+    recording: Recording, setting: ElasticSetting, rate: float | None
+) -> Iterator[float]:
     if rate is None or not setting.omega:
         return
     every_s = 60 / setting.omega
-    outputs = Outputs(recording, rate, every_s)
+    outputs = OutputTimes(recording, rate, every_s)
     end = setting.warm_up_s + setting.seconds
     for number in range(1, int(end / every_s) + 1):
         if setting.warm_up_s <= number * every_s <= end - every_s / 2:
@@ -384,7 +390,7 @@ def core_changes_of(run: Run) -> tuple[int, int]:
     return changes, quick
 
 
-def _timeline(recording: Recording, setting: Setting) -> Iterator[dict[str, float]]:
+def _timeline(recording: Recording, setting: ElasticSetting) -> Iterator[dict[str, float]]:
     """Per tenth of a second since the first tuple: rows per second, and how old they were."""
     arrived = recording.arrived_s
     latency = arrived - recording.due_s if setting.load is not None else np.zeros(len(arrived))

@@ -17,7 +17,7 @@ from typing import Any
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.lab.bench.figures import Spread
 from elasticutor.lab.bench.live import Machine, Progress, silent, spread_as_dict
-from elasticutor.lab.bench.load.elastic import Setting, run_once
+from elasticutor.lab.bench.load.elastic import ElasticSetting, run_once
 from elasticutor.lab.bench.peer.beside import (
     PEER,
     PeerSetting,
@@ -43,7 +43,7 @@ class ShiftBench:
 
     measured: dict[str, dict[str, list[float]]]
     """By side (elastic, static, and the peer if there was one) and figure: round by round."""
-    setting: Setting
+    setting: ElasticSetting
     machine: Machine
     peer: PeerSetting | None = None
     """The peer's best."""
@@ -93,7 +93,7 @@ class ShiftBench:
 
 def bench_shift(
     cluster: BaseCluster,
-    setting: Setting,
+    setting: ElasticSetting,
     *,
     repeat: int = 3,
     beside: bool = False,
@@ -134,7 +134,9 @@ def bench_shift(
     return ShiftBench(measured, setting, machine, peer, tuple(tried))
 
 
-def _ours(cluster: BaseCluster, setting: Setting, paradigm: Any, seed: int) -> dict[str, float]:
+def _ours(
+    cluster: BaseCluster, setting: ElasticSetting, paradigm: Any, seed: int
+) -> dict[str, float]:
     run = run_once(cluster, setting, paradigm, seed)
     assert run.worst_second_p50_ms is not None
     assert run.worst_second_p99_ms is not None  # it has a rate
@@ -142,7 +144,7 @@ def _ours(cluster: BaseCluster, setting: Setting, paradigm: Any, seed: int) -> d
     return dict(zip(FIGURES, (*found, run.worst_second_p99_ms), strict=True))
 
 
-def _best(setting: Setting, progress: Progress) -> tuple[PeerSetting, list[dict[str, Any]]]:
+def _best(setting: ElasticSetting, progress: Progress) -> tuple[PeerSetting, list[dict[str, Any]]]:
     trial = replace(setting, seconds=_TRIAL_S, warm_up_s=_TRIAL_WARM_UP_S)
 
     def latency(peer: PeerSetting) -> float:
@@ -157,7 +159,7 @@ def _best(setting: Setting, progress: Progress) -> tuple[PeerSetting, list[dict[
     return best_of(settings, latency, progress)
 
 
-def _theirs(setting: Setting, peer: PeerSetting, seed: int) -> dict[str, float]:
+def _theirs(setting: ElasticSetting, peer: PeerSetting, seed: int) -> dict[str, float]:
     assert setting.load is not None
     total_s = setting.warm_up_s + setting.seconds
     work = PeerWork(

@@ -40,7 +40,7 @@ _LATENCY_FACTOR = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Recovery:
+class ShuffleRecovery:
     """What followed one shuffle; times in seconds after it."""
 
     seconds: float
@@ -61,7 +61,7 @@ class Recovery:
 class ShuffleBench:
     """What was measured."""
 
-    recoveries: tuple[Recovery, ...]
+    recoveries: tuple[ShuffleRecovery, ...]
     steady_ms: Spread
     """The 99th percentile of latency in the calmest half period, of each run."""
     moves: int
@@ -155,7 +155,7 @@ def bench_shuffle(
     if every_s < 4 * _HOLD_S:
         raise BadValueError("every_s", f"be at least {4 * _HOLD_S:g} s", every_s)
     machine = Machine()
-    recoveries: list[Recovery] = []
+    recoveries: list[ShuffleRecovery] = []
     steadies: list[float] = []
     syncs: list[float] = []
     rates: list[float] = []
@@ -169,7 +169,7 @@ def bench_shuffle(
         machine.glance()
         recording, moved = _run(cluster, source, Emulate(cost_ms / 1e3), cores, chunk_ms / 1e3)
         syncs += moved
-        outputs = Outputs(recording, source.rate, every_s)
+        outputs = OutputTimes(recording, source.rate, every_s)
         steadies.append(outputs.steady_s * 1e3)
         recoveries += [outputs.recovery((k + 1) * every_s) for k in range(shuffles)]
     return ShuffleBench(
@@ -237,7 +237,7 @@ def _run(
     return recording, [event["sync_ms"] for event in run.events("shard moved")]
 
 
-class Outputs:
+class OutputTimes:
     """What arrived when, and how old it was.
 
     Args:
@@ -251,7 +251,7 @@ class Outputs:
 
         >>> due = np.arange(0, 8, 0.001)
         >>> arrived = np.where((due >= 4) & (due < 4.5), 4.5, due) + 0.01
-        >>> outputs = Outputs(Recording(0.0, arrived, np.ones(8000, int), due), 1000.0, 4.0)
+        >>> outputs = OutputTimes(Recording(0.0, arrived, np.ones(8000, int), due), 1000.0, 4.0)
         >>> recovery = outputs.recovery(4.0)
         >>> recovery.seconds, recovery.settled, recovery.recovered, round(recovery.worst_ms)
         (0.52, True, True, 505)
@@ -271,7 +271,7 @@ class Outputs:
         self.steady_s = min(tails, default=np.inf)
         """The 99th percentile of latency in the calmest second half of a period."""
 
-    def recovery(self, shuffle: float) -> Recovery:
+    def recovery(self, shuffle: float) -> ShuffleRecovery:
         """What followed a shuffle at a time."""
         every = self._every_s
         after = np.arange(0.0, every - _HOLD_S, _STEP_S)
@@ -279,7 +279,7 @@ class Outputs:
         tails = np.array([self._tail_s(shuffle + t, shuffle + t + _HOLD_S) for t in after])
         calm = tails <= _LATENCY_FACTOR * self.steady_s
         good = flows & calm
-        return Recovery(
+        return ShuffleRecovery(
             seconds=_first(after, good, every),
             throughput_s=_first(after, flows, every),
             latency_s=_first(after, calm, every),

@@ -11,12 +11,12 @@ from elasticutor.core.paradigm import Paradigm
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.metrics import Moment
 from elasticutor.lab.bench.live import Machine, Progress, silent
-from elasticutor.lab.bench.load.delayed_source import Later
+from elasticutor.lab.bench.load.delayed_source import DelayedSource
 from elasticutor.lab.bench.load.elastic import (
     BIN_S,
     ElasticBench,
     ElasticRun,
-    Setting,
+    ElasticSetting,
     core_changes_of,
     moves_of,
     submit,
@@ -30,7 +30,7 @@ _CALM_BINS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Surge:
+class SurgeBench:
     """The load of the operator, in cores' worth: before, and from some time on."""
 
     before: float
@@ -40,8 +40,8 @@ class Surge:
 
 def bench_surge(
     cluster: BaseCluster,
-    setting: Setting,
-    surge: Surge,
+    setting: ElasticSetting,
+    surge: SurgeBench,
     paradigm: Paradigm,
     *,
     seeds: Sequence[int] = (1,),
@@ -61,7 +61,7 @@ def bench_surge(
 
 
 def _surge(
-    cluster: BaseCluster, setting: Setting, surge: Surge, paradigm: Paradigm, seed: int
+    cluster: BaseCluster, setting: ElasticSetting, surge: SurgeBench, paradigm: Paradigm, seed: int
 ) -> ElasticRun:
     base = Generator(
         rate=surge.before / setting.cost_s,
@@ -72,7 +72,7 @@ def _surge(
     )
     more = replace(base, rate=(surge.after - surge.before) / setting.cost_s)
     few = replace(setting, nodes=1, cores=setting.executors)  # one core each to begin with
-    topology = topology_of(few, [base, Later(more, surge.at_s)], NoSink())
+    topology = topology_of(few, [base, DelayedSource(more, surge.at_s)], NoSink())
     with submit(cluster, topology, setting, paradigm) as run:
         started = time.time()
         wait(run, surge.at_s + setting.seconds)
@@ -102,7 +102,7 @@ def _surge(
 
 
 def _backlog_gone_s(
-    timeline: Sequence[Moment], started: float, surge: Surge, cost_s: float
+    timeline: Sequence[Moment], started: float, surge: SurgeBench, cost_s: float
 ) -> float:
     """From the surge until no more waits than falls due in a tenth of a second; infinite if never.
 
@@ -112,7 +112,7 @@ def _backlog_gone_s(
     Example:
         >>> outs = [10, 10, 10, 0, 30, 150, 150, 110, 80]  # of tenths of a second; 80 fall due
         >>> moments = [Moment(k / 10, 0.1, rows, 1, 1) for k, rows in enumerate(outs, start=1)]
-        >>> _backlog_gone_s(moments, 0.0, Surge(1.0, 8.0, at_s=0.3), cost_s=0.01)
+        >>> _backlog_gone_s(moments, 0.0, SurgeBench(1.0, 8.0, at_s=0.3), cost_s=0.01)
         0.3
     """
     done, gone, calm = 0, 0.0, 0

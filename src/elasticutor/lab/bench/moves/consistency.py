@@ -116,7 +116,7 @@ class _NumberedReader(Reader):
         self._reader.close()
 
 
-class Chain(Operator):
+class KeyedChain(Operator):
     """Chains a hash for each source of a key; the state is changed in place, and never set."""
 
     output: ClassVar[Any] = LINKS
@@ -131,7 +131,7 @@ class Chain(Operator):
 
 
 @dataclass(frozen=True, slots=True)
-class Links:
+class ChainLinks:
     """All links of one origin: those of one key together, in their order."""
 
     keys: Ints
@@ -139,7 +139,7 @@ class Links:
     chains: Ints
 
     @classmethod
-    def of_outputs(cls, outputs: pa.Table, origin: int) -> Links:
+    def of_outputs(cls, outputs: pa.Table, origin: int) -> ChainLinks:
         """What came out, as it arrived."""
         mine = np.flatnonzero(outputs.column("origin").to_numpy() == origin)
         keys = outputs.column("key").to_numpy()[mine]
@@ -148,11 +148,11 @@ class Links:
         return cls(*(outputs.column(name).to_numpy()[mine] for name in names))
 
     @classmethod
-    def of_source(cls, keys: Ints, times: Ints) -> Links:
+    def of_source(cls, keys: Ints, times: Ints) -> ChainLinks:
         """What a sequential program makes of a source's tuples.
 
         Example:
-            >>> links = Links.of_source(np.array([7, 3, 7]), np.array([0, 0, 0]))
+            >>> links = ChainLinks.of_source(np.array([7, 3, 7]), np.array([0, 0, 0]))
             >>> links.keys.tolist(), links.sequences.tolist()
             ([3, 7, 7], [1, 0, 2])
             >>> expected = (1 * _FACTOR + (2 << 20) + 1) & _MASK
@@ -179,7 +179,7 @@ class Links:
         ends = zip(counts.tolist(), last.tolist(), strict=True)
         return dict(zip(self.keys[starts].tolist(), ends, strict=True))
 
-    def differing(self, other: Links) -> list[int]:
+    def differing(self, other: ChainLinks) -> list[int]:
         """The keys whose links are not the same, in rising order."""
         counts, others = (dict(zip(*_counted(links.keys), strict=True)) for links in (self, other))
         odd = {key for key in {*counts, *others} if counts.get(key) != others.get(key)}
@@ -187,9 +187,9 @@ class Links:
         wrong = (one.sequences != two.sequences) | (one.chains != two.chains)
         return sorted({*odd, *one.keys[wrong].tolist()})
 
-    def _without(self, odd: set[int]) -> Links:
+    def _without(self, odd: set[int]) -> ChainLinks:
         kept = ~np.isin(self.keys, list(odd))
-        return Links(self.keys[kept], self.sequences[kept], self.chains[kept])
+        return ChainLinks(self.keys[kept], self.sequences[kept], self.chains[kept])
 
 
 def _groups(keys: Ints) -> tuple[Ints, Ints]:
@@ -211,7 +211,7 @@ def _powers(base: int, count: int) -> npt.NDArray[np.uint64]:
 
 
 def violations(
-    expected: Mapping[int, Links], state: Mapping[int, Mapping[int, Any]], outputs: pa.Table
+    expected: Mapping[int, ChainLinks], state: Mapping[int, Mapping[int, Any]], outputs: pa.Table
 ) -> list[str]:
     """Everything in which a run differs from the sequential fold: one sentence per key and source.
 
@@ -227,7 +227,7 @@ def violations(
             got, wanted = state.get(key, {}).get(origin), ends.get(key)
             if got != wanted:
                 found.append(f"state: key {key} of source {origin}: {got} instead of {wanted}")
-        came = Links.of_outputs(outputs, origin)
+        came = ChainLinks.of_outputs(outputs, origin)
         for key in came.differing(links):
             got, wanted = ((of.keys == key).sum() for of in (came, links))
             how = f"{got} instead of {wanted}" if got != wanted else "not the ones expected"
@@ -327,16 +327,16 @@ def _topology(generators: list[Generator], rows: int) -> Topology:
         for n, generator in enumerate(generators)
     ]
     links = topology.operator(
-        _OPERATOR, Chain(), streams, key="key", executors=EXECUTORS, cores=CORES, shards=SHARDS
+        _OPERATOR, KeyedChain(), streams, key="key", executors=EXECUTORS, cores=CORES, shards=SHARDS
     )
     # Should tuples come twice, that is to be found and not to end the run.
     topology.sink(_SINK, MemorySink(max_rows=2 * rows + 1), links)
     return topology
 
 
-def _expected(generator: Generator) -> Links:
+def _expected(generator: Generator) -> ChainLinks:
     tuples = generator.table(0, 1, 0, generator.count() or 0)
-    return Links.of_source(tuples.column("key").to_numpy(), tuples.column("time").to_numpy())
+    return ChainLinks.of_source(tuples.column("key").to_numpy(), tuples.column("time").to_numpy())
 
 
 def _core_changes(run: Run) -> int:

@@ -34,7 +34,7 @@ Item = tuple[str, tuple[int, bytes]]
 """A key, as the peer wants it; when it is due in microseconds after the start; a payload."""
 
 
-class Tuples(FixedPartitionedSource):
+class PeerTuples(FixedPartitionedSource):
     """The tuples of a generator, by its schedule or as fast as they are taken."""
 
     def __init__(self, generator: Generator, batch_rows: int, began: Path) -> None:
@@ -181,7 +181,7 @@ def main(spec: dict[str, Any], number: int) -> None:
     folder, work, setting = Path(spec["folder"]), dict(spec["work"]), spec["setting"]
     operator = mapper(work.pop("kind"), work.pop("cost_s"))
     flow = Dataflow("bench")
-    tuples = Tuples(Generator(**work), setting["batch_rows"], folder / "began")
+    tuples = PeerTuples(Generator(**work), setting["batch_rows"], folder / "began")
     notes = Notes()
     stream = op.input("tuples", flow, tuples)
     op.output("out", op.stateful_map("work", stream, operator), notes)

@@ -34,11 +34,11 @@ from elasticutor.lab.bench.structured.figures import (
     PASSTHROUGH,
     RIVALS,
     VECTORISED,
-    Batch,
     Compared,
     Ran,
     Runs,
     Small,
+    TimedBatch,
     Uniform,
 )
 from elasticutor.lab.bench.structured.work import Burning, Count, CountAndWork, CountBatches
@@ -58,7 +58,7 @@ _DEAR_WARM_UP_ROWS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class StructuredSetting:
     """What is run."""
 
     rows: int = 1_000_000
@@ -126,7 +126,7 @@ class Setting:
         }
 
 
-class Stage(Protocol):
+class MeasuredStage(Protocol):
     """Where queries run."""
 
     def cluster(self) -> AbstractContextManager[Any]:
@@ -158,7 +158,7 @@ class Stage(Protocol):
 class StructuredBench:
     """What was measured; None: what was not asked for."""
 
-    setting: Setting
+    setting: StructuredSetting
     count: Compared | None
     small: Small | None
     """With the counts."""
@@ -192,9 +192,9 @@ class StructuredBench:
 
 
 def bench_structured(
-    stage: Stage,
+    stage: MeasuredStage,
     folder: Path,
-    setting: Setting,
+    setting: StructuredSetting,
     *,
     count: bool = True,
     skewed: bool = True,
@@ -229,7 +229,11 @@ def bench_structured(
 
 
 def _count(
-    stage: Stage, folder: Path, setting: Setting, machine: Machine, progress: Progress
+    stage: MeasuredStage,
+    folder: Path,
+    setting: StructuredSetting,
+    machine: Machine,
+    progress: Progress,
 ) -> Compared:
     progress(f"writing {setting.rows:,} rows")
     files = _cheap_files(folder / "count", setting, setting.zipf)
@@ -245,7 +249,11 @@ def _count(
 
 
 def _small(
-    stage: Stage, folder: Path, setting: Setting, machine: Machine, progress: Progress
+    stage: MeasuredStage,
+    folder: Path,
+    setting: StructuredSetting,
+    machine: Machine,
+    progress: Progress,
 ) -> Small:
     rows = setting.small_batch_rows
     files = write_files(
@@ -266,9 +274,9 @@ def _small(
 
 
 def _skewed(
-    stage: Stage,
+    stage: MeasuredStage,
     folder: Path,
-    setting: Setting,
+    setting: StructuredSetting,
     batch_rows: int,
     machine: Machine,
     progress: Progress,
@@ -300,7 +308,11 @@ def _skewed(
 
 
 def _uniform(
-    stage: Stage, folder: Path, setting: Setting, machine: Machine, progress: Progress
+    stage: MeasuredStage,
+    folder: Path,
+    setting: StructuredSetting,
+    machine: Machine,
+    progress: Progress,
 ) -> Uniform:
     files = _cheap_files(folder / "uniform", setting, 0.0)
     pairs = []
@@ -325,7 +337,7 @@ def _uniform(
     return Uniform(tuple(pairs), files.batch_rows)
 
 
-def _cheap_files(folder: Path, setting: Setting, zipf: float) -> Files:
+def _cheap_files(folder: Path, setting: StructuredSetting, zipf: float) -> Files:
     generator = Generator(keys=setting.keys, zipf=zipf, payload=setting.payload, seed=setting.seed)
     return write_files(
         folder,
@@ -337,7 +349,7 @@ def _cheap_files(folder: Path, setting: Setting, zipf: float) -> Files:
 
 
 def _rounds(
-    stage: Stage,
+    stage: MeasuredStage,
     names: Sequence[str],
     repeat: int,
     run: Callable[[str, Any], Ran],
@@ -386,7 +398,7 @@ def _is_there(module: str) -> bool:
 
 
 @contextmanager
-def spark_stage(setting: Setting, folder: Path) -> Iterator[Stage]:
+def spark_stage(setting: StructuredSetting, folder: Path) -> Iterator[MeasuredStage]:
     """A local Spark, gone at the end; Spark's own messages are not shown, unless it fails to start.
 
     Args:
@@ -409,7 +421,7 @@ def spark_stage(setting: Setting, folder: Path) -> Iterator[Stage]:
 
 
 class _SparkStage:
-    def __init__(self, spark: Any, setting: Setting, folder: Path) -> None:
+    def __init__(self, spark: Any, setting: StructuredSetting, folder: Path) -> None:
         self._spark = spark
         self._setting = setting
         self._folder = folder
@@ -438,7 +450,7 @@ class _SparkStage:
             )
         )
         _require_batches(name, files, [rows for rows, _ in done], ended_early=most_s < math.inf)
-        return Ran(tuple(Batch(rows, ms) for rows, ms in done[1:]))
+        return Ran(tuple(TimedBatch(rows, ms) for rows, ms in done[1:]))
 
     def _batches(
         self,

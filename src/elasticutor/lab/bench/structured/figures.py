@@ -19,7 +19,7 @@ RIVALS = ("transformWithState", "transformWithStateInPandas", "applyInPandasWith
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TimedBatch:
     """A micro-batch, as the query's progress has it."""
 
     rows: int
@@ -31,7 +31,7 @@ class Batch:
 class Ran:
     """One run of one query: the batches that count."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[TimedBatch, ...]
 
     def __post_init__(self) -> None:
         if not sum(batch.ms for batch in self.batches):
@@ -48,7 +48,7 @@ class Ran:
         """Rows per second, over whole batches.
 
         Example:
-            >>> Ran((Batch(1000, 400), Batch(1000, 100))).rows_s
+            >>> Ran((TimedBatch(1000, 400), TimedBatch(1000, 100))).rows_s
             4000.0
         """
         return self.rows / sum(batch.ms for batch in self.batches) * 1e3

@@ -47,7 +47,7 @@ _SINGLY = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Tuples:
+class TuplesSent:
     """Tuples from an upstream, or outputs on their way back to it."""
 
     sender: Peer
@@ -57,7 +57,7 @@ class Tuples:
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class MarkerSent:
     """The end of an epoch."""
 
     sender: Peer
@@ -66,7 +66,7 @@ class Marker:
 
 
 @dataclass(frozen=True, slots=True)
-class Credit:
+class CreditSent:
     """What the sender of this lets the other side send."""
 
     sender: Peer
@@ -74,7 +74,7 @@ class Credit:
     total: int
 
 
-class Operator(Protocol):
+class CheckedOperator(Protocol):
     """User logic, and where its outputs go."""
 
     codec: Codec
@@ -160,7 +160,7 @@ class ExecutorHost:
         incarnation: int,
         node: NodeId,
         config: ExecutorConfig,
-        operator: Operator,
+        operator: CheckedOperator,
         *,
         slice_records: int = 256,
     ) -> None:
@@ -181,14 +181,14 @@ class ExecutorHost:
     def receive(self, sender: Address, message: Any) -> None:
         """Take a message in."""
         match message:
-            case Tuples(peer, attempt, rows, size):
+            case TuplesSent(peer, attempt, rows, size):
                 shards = self.operator.shards_of(rows)
                 # Few tuples go another way through the receiver than many; here both happen.
                 few = shards.tolist() if len(shards) <= _SINGLY else shards
                 self.tell(ev.TuplesArrived(peer, attempt, rows, few, size))
-            case Marker(peer, attempt, epoch):
+            case MarkerSent(peer, attempt, epoch):
                 self.tell(ev.MarkerArrived(peer, attempt, epoch))
-            case Credit(peer, attempt, total):
+            case CreditSent(peer, attempt, total):
                 self.tell(ev.CreditGranted(peer, attempt, total))
             case _:
                 self.tell(message)
@@ -219,12 +219,12 @@ class ExecutorHost:
                 if task in self.tasks:
                     self.tasks.pop(task).end()
             case do.GrantCredit(upstream, attempt, total):
-                self.world.send(self.address, upstream, Credit(self.name, attempt, total))
+                self.world.send(self.address, upstream, CreditSent(self.name, attempt, total))
             case do.Emit(destination, attempt, rows, size):
-                message = Tuples(self.name, attempt, rows, size)
+                message = TuplesSent(self.name, attempt, rows, size)
                 self.world.send(self.address, destination, message)
             case do.EmitMarker(destination, attempt, epoch):
-                self.world.send(self.address, destination, Marker(self.name, attempt, epoch))
+                self.world.send(self.address, destination, MarkerSent(self.name, attempt, epoch))
             case do.ReportReady() | do.ReportPrepared() | do.ReportFailure():
                 self._send(self.world.driver, (self.name, order))
             case do.ReportMove() | do.ReportSealed() | do.ReportHotShards():
@@ -553,7 +553,9 @@ class _ChunkRun:
         run.outputs = self.outputs
         return run
 
-    def answer(self, task: TaskId, operator: Operator) -> ev.ChunkProgressed | ev.ChunkProcessed:
+    def answer(
+        self, task: TaskId, operator: CheckedOperator
+    ) -> ev.ChunkProgressed | ev.ChunkProcessed:
         """The answer to what is done of it and was not answered before."""
         chunk: do.Dispatch = self.work.content
         rows = self.work.report()

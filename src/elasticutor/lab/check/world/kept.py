@@ -11,14 +11,14 @@ from elasticutor.lab.check.world.durable import Durable
 _Shards = dict[ShardId, dict[bytes, bytes]]
 
 
-class Kept(Durable):
+class QueryCheckpoint(Durable):
     """Keeps what every epoch came to.
 
     As in a real checkpoint, an epoch that is to be made anew stays until it has been, and counts
     for whoever opens the location until then.
 
     Example:
-        >>> kept = Kept()
+        >>> kept = QueryCheckpoint()
         >>> for epoch in (1, 4):
         ...     kept.commit("a/0", Epoch(epoch), Attempt(epoch))
         >>> kept.newest_below("a/0", Epoch(4)), kept.newest_below("a/0", Epoch(7))

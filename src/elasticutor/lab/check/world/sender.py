@@ -4,29 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from elasticutor.core.executor.flow import Outputs
+from elasticutor.core.executor.flow import Emitter
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
-from elasticutor.lab.check.world.hosts import Marker, Operator, Rows, Tuples, World
+from elasticutor.lab.check.world.hosts import CheckedOperator, MarkerSent, Rows, TuplesSent, World
 from elasticutor.lab.check.world.network import Address
 
 
 class Sender:
     """Sends tuples and markers to the executors of one operator, in order and within credit."""
 
-    def __init__(self, world: World, name: Peer, address: Address, operator: Operator) -> None:
+    def __init__(
+        self, world: World, name: Peer, address: Address, operator: CheckedOperator
+    ) -> None:
         self._world = world
         self._name = name
         self._address = address
         self._operator = operator
-        self._outputs = Outputs([], first=0, limit=0, returned=False)
+        self._outputs = Emitter([], first=0, limit=0, returned=False)
         self.attempt = Attempt(0)
 
     def open(self, attempt: Attempt, executors: Iterable[Peer], *, first: int, limit: int) -> None:
         """Start an attempt; what was not sent in the one before is forgotten."""
         self.attempt = attempt
-        self._outputs = Outputs(executors, first=first, limit=limit, returned=False)
+        self._outputs = Emitter(executors, first=first, limit=limit, returned=False)
 
     @property
     def blocked(self) -> bool:
@@ -53,9 +55,9 @@ class Sender:
 
     def _send(self, executor: Peer) -> None:
         for order in self._outputs.send(executor, self.attempt):
-            message: Tuples | Marker
+            message: TuplesSent | MarkerSent
             if isinstance(order, do.Emit):
-                message = Tuples(self._name, order.attempt, order.batch, order.size)
+                message = TuplesSent(self._name, order.attempt, order.batch, order.size)
             else:
-                message = Marker(self._name, order.attempt, order.epoch)
+                message = MarkerSent(self._name, order.attempt, order.epoch)
             self._world.send(self._address, executor, message)

@@ -15,13 +15,13 @@ from elasticutor.cli.output import note, out, print_json
 if TYPE_CHECKING:
     from elasticutor.driver.cluster import BaseCluster
     from elasticutor.lab.bench.checkpoint.dirty import Dirty
-    from elasticutor.lab.bench.checkpoint.overhead import OverheadBench, Setting
+    from elasticutor.lab.bench.checkpoint.overhead import OverheadBench, OverheadSetting
     from elasticutor.lab.bench.checkpoint.restore import Restore
 
 _INTERRUPTED = 130
 
 
-class Part(StrEnum):
+class CheckpointPart(StrEnum):
     """What to measure."""
 
     THROUGHPUT = "throughput"
@@ -36,7 +36,9 @@ def register(app: typer.Typer) -> None:
 
 
 def checkpoint(
-    part: Annotated[Part, typer.Option(help="What to measure.")] = Part.THROUGHPUT,
+    part: Annotated[
+        CheckpointPart, typer.Option(help="What to measure.")
+    ] = CheckpointPart.THROUGHPUT,
     pairs: Annotated[int, typer.Option(min=1, help="Pairs of runs, with and without.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.5, help="How long each run is measured.")] = 8,
     warm_up: Annotated[float, typer.Option(min=0, help="Seconds before that.")] = 2.5,
@@ -62,14 +64,14 @@ def checkpoint(
     what epochs write that change 1 % and 10 % of much state. Restore: how soon a run goes on from
     a checkpoint with much state.
     """
-    from elasticutor.lab.bench.checkpoint.overhead import Setting, scratch
+    from elasticutor.lab.bench.checkpoint.overhead import OverheadSetting, scratch
     from elasticutor.lab.bench.live import spark_cluster
 
     if seconds <= interval:
         raise typer.BadParameter(
             f"{seconds:g} is not more than an epoch's {interval:g} s", None, None, "--seconds"
         )
-    setting = Setting(
+    setting = OverheadSetting(
         keys=keys,
         cores=cores,
         interval_s=interval,
@@ -97,8 +99,8 @@ Results = tuple["OverheadBench | None", "Dirty | None", "Restore | None", dict[s
 def _measure(
     cluster: BaseCluster,
     place: Path,
-    setting: Setting,
-    part: Part,
+    setting: OverheadSetting,
+    part: CheckpointPart,
     state_keys: int,
     epochs: int,
     repeat: int,
@@ -112,14 +114,14 @@ def _measure(
     overhead, dirty, restore = None, None, None
     machine = Machine()
     machine.glance()
-    if part in (Part.THROUGHPUT, Part.ALL):
+    if part in (CheckpointPart.THROUGHPUT, CheckpointPart.ALL):
         overhead = bench_overhead(cluster, place, setting, progress=note)
     fill = partial(filled, cluster, keys=state_keys, cores=setting.cores, progress=note)
-    if part in (Part.RESTORE, Part.ALL):
+    if part in (CheckpointPart.RESTORE, CheckpointPart.ALL):
         store = fill(place / "restore", interval_s=setting.interval_s)
         restore = bench_restore(cluster, store, place, repeat=repeat, progress=note)
         machine.glance()
-    if part in (Part.DIRTY, Part.ALL):
+    if part in (CheckpointPart.DIRTY, CheckpointPart.ALL):
         # In one epoch, so that all is in one file: what is folded later is of later epochs.
         store = fill(place / "dirty", interval_s=PATIENCE_S)
         dirty = bench_dirty(

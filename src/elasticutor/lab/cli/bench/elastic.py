@@ -13,7 +13,7 @@ from elasticutor.cli.output import note, out, print_json
 if TYPE_CHECKING:
     from elasticutor.core.paradigm import Paradigm
     from elasticutor.lab.bench.load.elastic import ElasticBench
-    from elasticutor.lab.bench.load.surge import Surge
+    from elasticutor.lab.bench.load.surge import SurgeBench
 
 _INTERRUPTED = 130
 _COST = re.compile(r"sleep:([0-9.]+)(us|ms|s)")
@@ -68,12 +68,12 @@ def elastic(
     operator starts with one core per executor, and the figure is when its backlog is gone.
     """
     from elasticutor.lab.bench.live import spark_cluster
-    from elasticutor.lab.bench.load.elastic import Setting, bench_elastic
+    from elasticutor.lab.bench.load.elastic import ElasticSetting, bench_elastic
     from elasticutor.lab.bench.load.surge import bench_surge
 
     paradigms = _paradigms(paradigm)
     cost_s = _cost(cost)
-    setting = Setting(
+    setting = ElasticSetting(
         nodes=nodes,
         cores=cores,
         executors=executors or nodes,
@@ -148,8 +148,8 @@ def _load(rate: str, load: float, ideal: float) -> float | None:
         ) from None
 
 
-def _surge(given: str) -> Surge:
-    from elasticutor.lab.bench.load.surge import Surge
+def _surge(given: str) -> SurgeBench:
+    from elasticutor.lab.bench.load.surge import SurgeBench
 
     try:
         before, after = map(float, given.split(":"))
@@ -157,7 +157,7 @@ def _surge(given: str) -> Surge:
         before, after = 0.0, 0.0
     if not 0 < before < after:
         raise typer.BadParameter(f"{given!r} is not like 1:8", None, None, "--surge")
-    return Surge(before, after)
+    return SurgeBench(before, after)
 
 
 def _print(result: ElasticBench) -> None:

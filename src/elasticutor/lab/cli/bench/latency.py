@@ -151,10 +151,10 @@ def _shift(
     zipf: float,
     as_json: bool,
 ) -> None:
-    from elasticutor.lab.bench.load.elastic import Setting
+    from elasticutor.lab.bench.load.elastic import ElasticSetting
     from elasticutor.lab.bench.load.shift import FIGURES, bench_shift
 
-    setting = Setting(
+    setting = ElasticSetting(
         nodes=_NODES,
         cores=_NODE_CORES,
         executors=_NODES,

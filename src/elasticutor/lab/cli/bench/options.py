@@ -38,7 +38,7 @@ WarmUp: TypeAlias = Annotated[
 ]
 
 
-class Result(Protocol):
+class BenchResult(Protocol):
     """What a live benchmark returns."""
 
     @property
@@ -86,7 +86,7 @@ def cells(spread: Spread, form: str) -> tuple[str, str]:
     return f"{spread.median:{form}}", f"{spread.low:{form}} – {spread.high:{form}}"
 
 
-def print_result(result: Result, table: Table, as_json: bool) -> None:
+def print_result(result: BenchResult, table: Table, as_json: bool) -> None:
     """Print the figures: for programs, or the table and how fast the machine was."""
     if as_json:
         print_json(result.as_dict())

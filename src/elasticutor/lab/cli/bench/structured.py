@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 
 
-class Part(StrEnum):
+class StructuredPart(StrEnum):
     """What to measure."""
 
     COUNT = "count"
@@ -27,7 +27,7 @@ class Part(StrEnum):
     ALL = "all"
 
 
-class Answers(StrEnum):
+class AnswersOption(StrEnum):
     """What is answered."""
 
     ROW = "row"
@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
 
 
 def structured(
-    part: Annotated[Part, typer.Option(help="What to measure.")] = Part.ALL,
+    part: Annotated[StructuredPart, typer.Option(help="What to measure.")] = StructuredPart.ALL,
     rows: Annotated[int, typer.Option(min=1, help="Rows to count.")] = 1_000_000,
     batch_rows: Annotated[int, typer.Option(min=2, help="Rows of a batch of them.")] = 100_000,
     keys: Annotated[int, typer.Option(min=1, help="How many keys there are.")] = 10_000,
@@ -71,9 +71,9 @@ def structured(
         int, typer.Option(min=1, help="Of the elastic operator; partitions of the others.")
     ] = 2,
     answers: Annotated[
-        Answers,
+        AnswersOption,
         typer.Option(help="What Spark's own APIs answer: each row as elastic() does, or each key."),
-    ] = Answers.ROW,
+    ] = AnswersOption.ROW,
     exchange: Annotated[
         bool, typer.Option("--exchange", help="Let an exchange follow the elastic operator.")
     ] = False,
@@ -92,23 +92,23 @@ def structured(
     """
     from elasticutor.lab.bench.checkpoint.overhead import scratch
     from elasticutor.lab.bench.structured.bench import (
-        Setting,
+        StructuredSetting,
         bench_structured,
         require_packages,
         spark_stage,
     )
 
-    sizes = tuple(dear_batch_rows) if dear_batch_rows else Setting().dear_batch_rows
-    parts = [one for one in Part if part in (one, Part.ALL)]
-    if Part.SKEWED in parts and dear_rows < max(sizes):
+    sizes = tuple(dear_batch_rows) if dear_batch_rows else StructuredSetting().dear_batch_rows
+    parts = [one for one in StructuredPart if part in (one, StructuredPart.ALL)]
+    if StructuredPart.SKEWED in parts and dear_rows < max(sizes):
         raise typer.BadParameter(
             f"{dear_rows:,} do not fill a batch of {max(sizes):,}", None, None, "--dear-rows"
         )
-    if {Part.COUNT, Part.UNIFORM} & set(parts) and rows < batch_rows:
+    if {StructuredPart.COUNT, StructuredPart.UNIFORM} & set(parts) and rows < batch_rows:
         raise typer.BadParameter(
             f"{rows:,} do not fill a batch of {batch_rows:,}", None, None, "--rows"
         )
-    setting = Setting(
+    setting = StructuredSetting(
         rows=rows,
         batch_rows=batch_rows,
         keys=keys,
@@ -123,7 +123,7 @@ def structured(
         repeat=repeat,
         pairs=pairs,
         exchange=exchange,
-        answers="row" if answers is Answers.ROW else "key",
+        answers="row" if answers is AnswersOption.ROW else "key",
     )
     require_packages()
     note("starting Spark")
@@ -134,9 +134,9 @@ def structured(
                 stage,
                 place,
                 setting,
-                count=Part.COUNT in parts,
-                skewed=Part.SKEWED in parts,
-                uniform=Part.UNIFORM in parts,
+                count=StructuredPart.COUNT in parts,
+                skewed=StructuredPart.SKEWED in parts,
+                uniform=StructuredPart.UNIFORM in parts,
                 progress=note,
             )
     except KeyboardInterrupt:

@@ -23,8 +23,8 @@ from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import NodeId, Peer, ShardId, TaskId
 from elasticutor.lab.sim.model.machines import HEADER_BYTES
-from elasticutor.lab.sim.model.processes import Process, Turns, World, send_state
-from elasticutor.lab.sim.model.task_server import Job, TaskServer
+from elasticutor.lab.sim.model.processes import Process, SimulatedWorld, Turns, send_state
+from elasticutor.lab.sim.model.task_server import ChunkJob, TaskServer
 from elasticutor.lab.sim.recorder import Moved
 from elasticutor.lab.sim.workload import IntArray
 
@@ -34,7 +34,7 @@ class ElasticHost(Process):
 
     def __init__(
         self,
-        world: World,
+        world: SimulatedWorld,
         name: Peer,
         node: NodeId,
         config: ExecutorConfig,
@@ -133,11 +133,11 @@ class ElasticHost(Process):
         self.world.cpus[task.node].work(work_s, job.taking_s - lost_s)
         self._expect(task, job)
 
-    def _expect(self, task: TaskServer, job: Job) -> None:
+    def _expect(self, task: TaskServer, job: ChunkJob) -> None:
         """Answer when the chunk is done, unless a label lets that be at another time."""
         self._loop.at(job.end, self._chunk_done, (task, job, job.end))
 
-    def _chunk_done(self, message: tuple[TaskServer, Job, float]) -> None:
+    def _chunk_done(self, message: tuple[TaskServer, ChunkJob, float]) -> None:
         task, job, end = message
         if job.end == end:
             order = job.order

@@ -74,14 +74,14 @@ class Machines:
         return size / self.bandwidth
 
 
-class Links:
+class NetworkLinks:
     """Carries messages from node to node.
 
     Example:
         Two messages of 1 ms each share the link out of node 0.
 
         >>> loop, log = Loop(), []
-        >>> links = Links(loop, Machines(nodes=3))
+        >>> links = NetworkLinks(loop, Machines(nodes=3))
         >>> for destination in (1, 2):
         ...     _ = links.send(0.0, 0, destination, 125_000, lambda _: log.append(loop.now), None)
         >>> loop.run(until=1.0)

@@ -13,7 +13,7 @@ from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.lab.sim.loop import Loop
 from elasticutor.lab.sim.model.costs import Cost
 from elasticutor.lab.sim.model.cpus import Cpus
-from elasticutor.lab.sim.model.machines import HEADER_BYTES, SLICE_BYTES, Links, Machines
+from elasticutor.lab.sim.model.machines import HEADER_BYTES, SLICE_BYTES, Machines, NetworkLinks
 from elasticutor.lab.sim.recorder import Recorder
 from elasticutor.lab.sim.workload import FloatArray, IntArray
 
@@ -28,7 +28,7 @@ class Content:
         self.keys = keys
 
 
-class World:
+class SimulatedWorld:
     """What everything on the simulated cluster shares.
 
     Args:
@@ -52,7 +52,7 @@ class World:
     ) -> None:
         self.machines = machines
         self.loop = loop
-        self.links = Links(loop, machines)
+        self.links = NetworkLinks(loop, machines)
         self.cpus = [
             Cpus(loop, machines.cores, shared=machines.shared_cpus) for _ in machines.names
         ]
@@ -74,7 +74,7 @@ class World:
 class Process(ABC):
     """A process that takes one message at a time, at what that costs a main process."""
 
-    def __init__(self, world: World, node: int) -> None:
+    def __init__(self, world: SimulatedWorld, node: int) -> None:
         self.world = world
         self.node = node
         self._loop = world.loop
@@ -145,7 +145,7 @@ class Turns:
 
 
 def send_state(
-    world: World, source: int, destination: int, size: int, arrived: Callable[[None], None]
+    world: SimulatedWorld, source: int, destination: int, size: int, arrived: Callable[[None], None]
 ) -> None:
     """Send state from node to node; a slice at a time, so that others get in between."""
     links, loop = world.links, world.loop

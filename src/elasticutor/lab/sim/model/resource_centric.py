@@ -22,7 +22,7 @@ from elasticutor.core.protocol.giver import Drain, Release
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.lab.sim.model.elastic import ElasticHost
 from elasticutor.lab.sim.model.machines import HEADER_BYTES
-from elasticutor.lab.sim.model.processes import Process, World, send_state
+from elasticutor.lab.sim.model.processes import Process, SimulatedWorld, send_state
 from elasticutor.lab.sim.model.upstreams import Upstream
 from elasticutor.lab.sim.recorder import Moved
 from elasticutor.lab.sim.workload import FloatArray, IntArray
@@ -59,7 +59,7 @@ class TableRoutes:
 class RcUpstream(Upstream):
     """A source that holds the table, and pauses while it changes."""
 
-    lead: Lead
+    lead: SimulatedLead
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -106,7 +106,7 @@ class RcHost(ElasticHost):
     To its core it has one shard: what the core can do for an elastic executor, nobody needs here.
     """
 
-    lead: Lead
+    lead: SimulatedLead
 
     def __init__(self, *args: Any, shard_of_key: ShardArray, shards: int) -> None:
         super().__init__(*args)
@@ -174,7 +174,7 @@ class RcHost(ElasticHost):
             self.send(self.lead, answer)
 
 
-class Lead(Process):
+class SimulatedLead(Process):
     """Leads the operator's shards from executor to executor.
 
     Args:
@@ -187,7 +187,7 @@ class Lead(Process):
 
     def __init__(
         self,
-        world: World,
+        world: SimulatedWorld,
         shards: int,
         hosts: Sequence[RcHost],
         upstreams: Sequence[RcUpstream],

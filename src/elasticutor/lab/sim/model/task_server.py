@@ -17,7 +17,7 @@ LOOK_S = 200e-6
 """How long a task works before it looks for a label (`elasticutor.process.operator.runner`)."""
 
 
-class Job:
+class ChunkJob:
     """A chunk at a task."""
 
     __slots__ = ("_work", "arrival", "end", "order", "row_s", "rows", "start", "taking_s")
@@ -58,9 +58,9 @@ class Interruption:
     at: float
     """When the tuples in hand are done, and the label is answered."""
     returned: int
-    progressed: tuple[Job, int] | None
+    progressed: tuple[ChunkJob, int] | None
     """The chunk under way and how many of its tuples are done, if that has to be reported."""
-    rescheduled: list[Job]
+    rescheduled: list[ChunkJob]
     """Chunks that end at another time than they would have."""
 
 
@@ -77,7 +77,7 @@ class TaskServer:
         """Time of its core that others have taken: the next chunk begins so much later."""
         self._message_s = cost.message_s
         self._delay_s, self._wake_s = cost.delay_s, cost.wake_s
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[ChunkJob] = deque()
         self._resumed_at = -math.inf
 
     def serve(self, arrival: float) -> float:
@@ -85,7 +85,7 @@ class TaskServer:
         self.free_at = end = self._awake(arrival) + self._message_s
         return end
 
-    def begin(self, order: do.Dispatch, rows: int, work_s: float, arrival: float) -> Job:
+    def begin(self, order: do.Dispatch, rows: int, work_s: float, arrival: float) -> ChunkJob:
         """Take in a chunk that arrives then."""
         jobs = self._jobs
         while jobs and jobs[0].end <= arrival:
@@ -99,7 +99,7 @@ class TaskServer:
         if self.lost_s:
             taking_s += self.lost_s
             self.lost_s = 0.0
-        job = Job(order, rows, work_s, taking_s, arrival)
+        job = ChunkJob(order, rows, work_s, taking_s, arrival)
         job.start = free + taking_s
         job.end = self.free_at = job.start + work_s
         jobs.append(job)
@@ -141,7 +141,7 @@ class TaskServer:
         rescheduled = self._let_go(at) + self._reschedule(at)
         return Interruption(at, returned, progressed, rescheduled)
 
-    def _let_go(self, at: float) -> list[Job]:
+    def _let_go(self, at: float) -> list[ChunkJob]:
         """Be done with chunks of which nothing is left; returns those that are answered then.
 
         That is behind the label that has left nothing of them: the main process hears first of
@@ -155,7 +155,7 @@ class TaskServer:
             job.start = job.end = at if job.work.unreported else math.inf
         return [job for job in empty if job.end == at]
 
-    def _reschedule(self, free_at: float) -> list[Job]:
+    def _reschedule(self, free_at: float) -> list[ChunkJob]:
         changed = []
         for job in self._jobs:
             start = max(job.arrival, free_at) + job.taking_s

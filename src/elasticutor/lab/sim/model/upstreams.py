@@ -16,14 +16,14 @@ from typing import Protocol
 import numpy as np
 
 from elasticutor.core.executor.batch import ShardArray
-from elasticutor.core.executor.flow import Outputs
+from elasticutor.core.executor.flow import Emitter
 from elasticutor.core.measure.measurements import SourceSeen
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.events import Output, TuplesArrived
 from elasticutor.core.protocol.ids import Attempt, Peer
 from elasticutor.lab.sim.model.elastic import ElasticHost
 from elasticutor.lab.sim.model.machines import HEADER_BYTES
-from elasticutor.lab.sim.model.processes import Content, Turns, World
+from elasticutor.lab.sim.model.processes import Content, SimulatedWorld, Turns
 from elasticutor.lab.sim.workload import Arrivals, FloatArray, IntArray, KeyStream
 
 ATTEMPT = Attempt(1)
@@ -85,7 +85,7 @@ class Upstream:
 
     def __init__(
         self,
-        world: World,
+        world: SimulatedWorld,
         name: Peer,
         node: int,
         flows: Sequence[Flow],
@@ -105,7 +105,7 @@ class Upstream:
         self._by_name = {host.name: host for host in hosts}
         peers = [host.name for host in hosts]
         credit_bytes = message_rows * world.tuple_bytes
-        self._outputs = Outputs(peers, first=credit_bytes, limit=credit_bytes, returned=False)
+        self._outputs = Emitter(peers, first=credit_bytes, limit=credit_bytes, returned=False)
         self._message_rows = message_rows
         self._meter = _Meter(world.loop.now)
         self._cpus = world.cpus[node]
