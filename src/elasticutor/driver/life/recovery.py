@@ -128,7 +128,6 @@ class Recovery:
 
     def node_joined(self, node: NodeId) -> None:
         """A node is there: whoever lacks a home or cores may have some."""
-        self._attendance.introduce_nodes()
         for who in sorted(self._homeless):
             self._house(who)
         if not self._supervisor.is_scheduled:

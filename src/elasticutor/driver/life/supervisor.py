@@ -457,7 +457,9 @@ class Supervisor:
         self._try_to_close()
 
     def node_joined(self, node: NodeId) -> None:
-        """A node is there that was not."""
+        """Introduce a new node to the executors, which may be granted its cores from now on."""
+        if self.phase not in OVER:
+            self._attendance.introduce_nodes()
         if self.recovers:
             self.recovery.node_joined(node)
 
