@@ -13,7 +13,7 @@ from typing import Any
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol.ids import Epoch, Peer
 from elasticutor.driver.checkpoints import release
-from elasticutor.driver.tries import with_patience
+from elasticutor.process.checkpoint_io import with_patience
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.state.checkpoint import Checkpoint, StateFile
 

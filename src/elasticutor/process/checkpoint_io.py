@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,6 @@ from typing import Any, TypeVar
 
 from elasticutor.core.protocol.ids import Epoch, NodeId, ShardId
 from elasticutor.core.protocol.keeper import ReadShard, WriteIncrement
-from elasticutor.driver.tries import with_patience
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.process.specs import Keeping
 from elasticutor.state.checkpoint import (
@@ -24,6 +24,7 @@ from elasticutor.state.checkpoint import (
     Restorer,
     StateFile,
     StateForm,
+    StorageError,
     write_increment,
 )
 from elasticutor.state.levels import Records
@@ -35,6 +36,26 @@ _MOST_INLINE = 16 << 10
 """An increment of up to so many bytes travels with the manifest: one durable write, not two."""
 _ALL_INLINE = 64 << 10
 """And those of all executors of an operator together up to so many."""
+_PAUSES_S = (0.1, 0.5, 2.0)
+"""Before each further try where storage refuses."""
+
+
+def with_patience(work: Callable[[], T]) -> T:
+    """Do something, a few times if storage refuses; for threads that may wait.
+
+    Raises:
+        StorageError: It has refused each time.
+
+    Example:
+        >>> with_patience(lambda: "written")
+        'written'
+    """
+    for pause_s in _PAUSES_S:
+        try:
+            return work()
+        except StorageError:
+            time.sleep(pause_s)
+    return work()
 
 
 @lru_cache(maxsize=16)

@@ -24,8 +24,7 @@ from elasticutor.core.run.restart_policy import RestartPolicy
 from elasticutor.core.scheduler.placement import Placement
 from elasticutor.driver.answers import Answers
 from elasticutor.driver.blueprint import Blueprint
-from elasticutor.driver.chronicle import REPORTS, note_report, note_staff
-from elasticutor.driver.journal import Journal
+from elasticutor.driver.journal import REPORTS, Journal, note_report, note_staff
 from elasticutor.driver.life.draining import Draining
 from elasticutor.driver.life.ending import Ending
 from elasticutor.driver.life.epochs import RunEpochs
