@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from elasticutor.cli.app import app
-from elasticutor.core.paradigm import Paradigm
+from elasticutor.core.paradigm import ParadigmName
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.lab.bench import latency as latency_bench
 from elasticutor.lab.bench import throughput as throughput_bench
@@ -114,7 +114,7 @@ def test_shifting_load_is_compared_with_static_and_with_the_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def run(
-        cluster: BaseCluster, setting: ElasticSetting, paradigm: Paradigm, seed: int
+        cluster: BaseCluster, setting: ElasticSetting, paradigm: ParadigmName, seed: int
     ) -> ElasticRun:
         ms = 1.0 if paradigm == "elastic" else 4.0
         figures = (100.0, ms, ms, 2 * ms, 0.0, (), (), (), 0, 0, (), 3 * ms, 4 * ms)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.placement import Placement
 from elasticutor.driver.blueprint import Blueprint, in_paradigm
@@ -137,14 +138,14 @@ def test_many_executors_measure_less_often_and_sources_and_sinks_as_asked(
 ) -> None:
     hub: Any = SimpleNamespace()
     config: Any = SimpleNamespace(min_credit_bytes=1, outputs="emit")
-    blueprint = Blueprint(hub, "r", plan(executors), config, Tempo(), "elastic")
+    blueprint = Blueprint(hub, "r", plan(executors), config, Tempo(), Paradigm.ELASTIC)
     assert blueprint.tempo == Tempo(measure_s=measure_s)
     site: Any = None
     assert {make(site).tempo for _, _, make in blueprint.ends()} == {Tempo()}
 
 
-@pytest.mark.parametrize("paradigm", ["elastic", "rc"])
-def test_routes_name_the_columns_that_are_sent_unless_these_are_all(paradigm: Any) -> None:
+@pytest.mark.parametrize("paradigm", [Paradigm.ELASTIC, Paradigm.RESOURCE_CENTRIC])
+def test_routes_name_the_columns_that_are_sent_unless_these_are_all(paradigm: Paradigm) -> None:
     class Reads(CountAndSum):
         def __init__(self, *columns: str) -> None:
             self.columns = columns  # type: ignore[misc]
@@ -173,5 +174,5 @@ def test_routes_name_the_columns_that_are_sent_unless_these_are_all(paradigm: An
 def test_where_balancing_is_a_report_to_the_driver_it_is_paced_too() -> None:
     hub: Any = SimpleNamespace()
     config: Any = SimpleNamespace(min_credit_bytes=1, outputs="emit")
-    blueprint = Blueprint(hub, "r", plan(1000), config, Tempo(), "rc")
+    blueprint = Blueprint(hub, "r", plan(1000), config, Tempo(), Paradigm.RESOURCE_CENTRIC)
     assert blueprint.tempo.balance_s == 2.0

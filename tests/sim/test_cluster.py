@@ -17,7 +17,7 @@ import pytest
 
 from elasticutor.core.executor.batch import Part
 from elasticutor.core.measure.pacing import LEAST_GAP_S, MOST_GAP_S
-from elasticutor.core.paradigm import PARADIGMS, Paradigm
+from elasticutor.core.paradigm import PARADIGMS, ParadigmName
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol.ids import Peer
 from elasticutor.lab.sim.cluster import SimulatedCluster
@@ -47,7 +47,7 @@ def finished(experiment: Experiment, **options: Any) -> SimulatedCluster:
 
 
 @cache
-def saturated(paradigm: Paradigm) -> Report:
+def saturated(paradigm: ParadigmName) -> Report:
     """A run of each paradigm with all that it takes, and keys that are not shuffled."""
     return report(finished(replace(SMALL, paradigm=paradigm, warmup_s=3.0)))
 
@@ -56,7 +56,7 @@ def saturated(paradigm: Paradigm) -> Report:
 
 
 @pytest.mark.parametrize("paradigm", PARADIGMS)
-def test_equal_seeds_give_equal_runs_to_the_last_event(paradigm: Paradigm) -> None:
+def test_equal_seeds_give_equal_runs_to_the_last_event(paradigm: ParadigmName) -> None:
     experiment = replace(SMALL, paradigm=paradigm, omega=120, seconds=0.7, exponential=True)
     seals, figures = [], []
     for seed in (7, 7, 8):
@@ -109,7 +109,7 @@ class Watcher:
 
 
 @pytest.mark.parametrize("paradigm", PARADIGMS)
-def test_every_tuple_is_done_once_and_in_order_whatever_moves(paradigm: Paradigm) -> None:
+def test_every_tuple_is_done_once_and_in_order_whatever_moves(paradigm: ParadigmName) -> None:
     experiment = replace(SMALL, paradigm=paradigm, omega=90, rate=6000.0, zipf=1.0)
     cluster = SimulatedCluster(experiment)
     watcher = Watcher(cluster)
@@ -127,7 +127,7 @@ def test_every_tuple_is_done_once_and_in_order_whatever_moves(paradigm: Paradigm
 
 
 @pytest.mark.parametrize("paradigm", PARADIGMS)
-def test_what_is_cut_and_not_done_is_inside_or_under_way(paradigm: Paradigm) -> None:
+def test_what_is_cut_and_not_done_is_inside_or_under_way(paradigm: ParadigmName) -> None:
     cluster = finished(replace(SMALL, paradigm=paradigm, omega=30))
     for number, host in enumerate(cluster.hosts):
         cut = sum(upstream.cut[number] for upstream in cluster.upstreams)

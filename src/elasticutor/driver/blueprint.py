@@ -46,13 +46,13 @@ def in_paradigm(plan: Plan, paradigm: Paradigm) -> Plan:
     Raises:
         BadValueError: The resource-centric paradigm, with an operator fed by another.
     """
-    if paradigm in ("elastic", "naive"):
+    if paradigm.is_scheduled:
         return plan
     sources = {source.name for source in plan.sources}
     for operator in plan.operators:
-        if paradigm == "rc" and not set(operator.inputs) <= sources:
+        if paradigm.holds_tables_upstream and not set(operator.inputs) <= sources:
             raise BadValueError(
-                f"operator {operator.name!r} in the paradigm 'rc'",
+                f"operator {operator.name!r} in the paradigm {paradigm.value!r}",
                 "be fed by sources alone: they hold the table of its shards",
                 list(operator.inputs),
                 "use another paradigm for this topology",
@@ -62,7 +62,9 @@ def in_paradigm(plan: Plan, paradigm: Paradigm) -> Plan:
 
 def _split(operator: OperatorPlan, paradigm: Paradigm) -> OperatorPlan:
     executors = operator.executors * operator.cores
-    shards = operator.shards * operator.executors if paradigm == "rc" else operator.shards
+    shards = operator.shards
+    if paradigm.holds_tables_upstream:
+        shards *= operator.executors
     return replace(operator, executors=executors, cores=1, shards=shards)
 
 
@@ -70,7 +72,9 @@ def _paced(tempo: Tempo, plan: Plan, paradigm: Paradigm) -> Tempo:
     """The tempo of the executors, who may be so many that the driver would not keep up."""
     executors = sum(operator.executors for operator in plan.operators)
     paced = replace(tempo, measure_s=report_every_s(tempo.measure_s, executors))
-    if paradigm == "rc":  # each look at the balance is a report to the driver
+    if not paradigm.balances:
+        paced = replace(paced, balance_s=0.0)
+    elif paradigm.holds_tables_upstream:  # each look at the balance is a report to the driver
         paced = replace(paced, balance_s=report_every_s(tempo.balance_s, executors))
     return paced
 
@@ -142,7 +146,7 @@ class Blueprint:
             placed.cores,
             {node: seen.endpoint for node, seen in self._hub.nodes.items()},
             self.tempo,
-            Peer(operator.name) if self._paradigm == "rc" else who,
+            Peer(operator.name) if self._paradigm.shares_stores else who,
             None if self._keeping is None else self._keeping[operator.name],
         )
         payload = pickle.dumps(executor, pickle.HIGHEST_PROTOCOL)
@@ -224,7 +228,7 @@ class Blueprint:
             if operator is None:
                 routes.append(Route(name, (), (Peer(name),)))
             else:
-                shards = operator.shards if self._paradigm == "rc" else 0
+                shards = operator.shards if self._paradigm.holds_tables_upstream else 0
                 read = operator.input.names
                 columns = None if read == stream.names else tuple(read)
                 peers = _peers(operator.processes)

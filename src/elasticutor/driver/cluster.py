@@ -6,31 +6,29 @@ Spark host them, `elasticutor.driver.process_cluster.ProcessCluster` starts them
 
 from __future__ import annotations
 
-import getpass
 import logging
 import math
 import secrets
-import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from elasticutor.core.executor.config import BATCHES, LIVE, ExecutorConfig
-from elasticutor.core.paradigm import PARADIGMS, Paradigm
+from elasticutor.core.paradigm import Paradigm, ParadigmName
 from elasticutor.core.protocol.coordinator import Coordinator
-from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.protocol.ids import Peer
 from elasticutor.core.scheduler.placement import place
 from elasticutor.driver.blueprint import Blueprint, in_paradigm
 from elasticutor.driver.checkpoints import keeping_of, opened, release
+from elasticutor.driver.cores import free_cores
 from elasticutor.driver.hub import ClusterError, DriverLoop
-from elasticutor.driver.journal import Journal
+from elasticutor.driver.journal import Journal, path_of
 from elasticutor.driver.life.epochs import EpochDriver, RunEpochs
 from elasticutor.driver.life.phases import RunPhase, Terms
 from elasticutor.driver.life.supervisor import Supervisor
@@ -55,8 +53,8 @@ SCHEDULE_S = 1.0
 EPOCH_INTERVAL_S = 2.0
 """From one epoch to the next, unless a run has its own."""
 
-PATIENCE_S = 60.0
-"""How long an answer may take."""
+BALANCE_S, MEASURE_S, PATIENCE_S = astuple(Tempo())
+"""How often executors balance and measure, and how long an answer may take."""
 
 RESTARTS = 5
 """How often the same thing may fail without an epoch committed in between."""
@@ -64,40 +62,13 @@ RESTARTS = 5
 LATENCY_TARGET_S = 0.1
 """The mean latency that the scheduler keeps unless a run has its own."""
 
-_IN_A_QUERY = replace(BATCHES, chunk_s=0.1, window_s=0.2, moving_chunk_s=0.01)
+_IN_A_QUERY = replace(BATCHES, chunk_s=0.1, window_s=0.2, moving_chunk_s=0.01, outputs="return")
 """How the executors of a query work. One that works row by row can be interrupted in any chunk; so
 tiny ones while shards are about to leave cost CPU time (a chunk takes a millisecond of it in all
 processes), and only let a move of an operator that takes chunks as a whole begin sooner."""
 
 _LONG_S = 30.0
 """Nodes that have lasted so long are started again at once when all are lost."""
-
-
-def free_cores(hub: DriverLoop, without: tuple[str, Peer] | None = None) -> dict[NodeId, int]:
-    """The cores of every node that no executor has; those of one executor may count as free."""
-    used: Counter[NodeId] = Counter()
-    for name, supervisor in hub.runs.items():
-        if supervisor.phase is not RunPhase.ENDED:
-            for who, cores in supervisor.cores.items():
-                if (name, who) != without:
-                    used.update(cores)
-    return {node: seen.cores - used[node] for node, seen in hub.nodes.items()}
-
-
-def spread_cores(cores: int, home: NodeId, free: Mapping[NodeId, int]) -> dict[NodeId, int]:
-    """So many cores: from the executor's own node first, then from where most are free."""
-    if type(cores) is not int or cores < 0:
-        raise BadValueError("cores", "be a whole number, or one for each node", cores)
-    left, wanted = Counter(dict(free)), Counter[NodeId]()
-    if cores > sum(free.values()):
-        raise BadValueError(
-            "cores", f"be at most the {sum(free.values())} that no other executor has", cores
-        )
-    for _ in range(cores):
-        node = home if left[home] > 0 else max(sorted(left), key=lambda name: left[name])
-        wanted[node] += 1
-        left[node] -= 1
-    return dict(wanted)
 
 
 class BaseCluster(ABC):
@@ -181,7 +152,7 @@ class BaseCluster(ABC):
         return [
             Run(self._hub, supervisor)
             for supervisor in list(self._hub.runs.values())
-            if supervisor.phase is not RunPhase.ENDED
+            if not supervisor.is_over
         ]
 
     def submit(
@@ -189,9 +160,9 @@ class BaseCluster(ABC):
         topology: Topology,
         *,
         latency_target: float | None = LATENCY_TARGET_S,
-        paradigm: Paradigm = "elastic",
-        balance_s: float = 0.1,
-        measure_s: float = 0.25,
+        paradigm: ParadigmName = "elastic",
+        balance_s: float = BALANCE_S,
+        measure_s: float = MEASURE_S,
         config: ExecutorConfig | None = None,
         journal: str | Path | None = None,
         keep: bool = False,
@@ -235,27 +206,25 @@ class BaseCluster(ABC):
             CheckpointError: The checkpoint is damaged, does not fit the topology, or is in use.
             Exception: Whatever kept it from starting.
         """
-        if paradigm not in PARADIGMS:
-            raise BadValueError("paradigm", f"be one of {list(PARADIGMS)}", paradigm)
+        kind = Paradigm.named(paradigm)
         if latency_target is not None and not 0 < latency_target < math.inf:
             raise BadValueError("latency_target", "be seconds above 0, or None", latency_target)
-        plan = in_paradigm(topology.plan(), paradigm)
+        plan = in_paradigm(topology.plan(), kind)
         if balance_s < 0 or measure_s <= 0:
             raise BadValueError("intervals", "be positive", (balance_s, measure_s))
         for name, seconds in (("epoch_interval", epoch_interval), ("patience_s", patience_s)):
             if not 0 < seconds < math.inf:
                 raise BadValueError(name, "be seconds above 0", seconds)
-        if checkpoint is not None and paradigm == "rc":
+        if checkpoint is not None and kind.shares_stores:
             raise BadValueError(
-                "run in the paradigm 'rc'",
+                f"run in the paradigm {paradigm!r}",
                 "have no checkpoint: its executors share their stores",
                 str(checkpoint),
                 "use another paradigm",
             )
-        scheduled = paradigm in ("elastic", "naive")
         terms = Terms(
-            paradigm=paradigm,
-            latency_target=latency_target if scheduled and self._scheduler else None,
+            paradigm=kind,
+            latency_target=latency_target if kind.is_scheduled and self._scheduler else None,
             end_when_drained=not keep,
             start_timeout_s=start_timeout_s,
             epoch_interval_s=epoch_interval,
@@ -283,7 +252,7 @@ class BaseCluster(ABC):
             run,
             plan,
             terms,
-            Tempo(0.0 if paradigm == "static" else balance_s, measure_s, patience_s),
+            Tempo(balance_s, measure_s, patience_s),
             config=config or LIVE,
             journal=journal,
             kept=kept,
@@ -301,12 +270,7 @@ class BaseCluster(ABC):
         below: int = 1,
         goes_on: Callable[[], bool] = lambda: True,
         latency_target: float | None = None,
-        balance_s: float = 0.1,
-        measure_s: float = 0.25,
-        patience_s: float = PATIENCE_S,
-        start_timeout_s: float = START_TIMEOUT_S,
-        config: ExecutorConfig | None = None,
-        journal: str | Path | None = None,
+        balance_s: float = BALANCE_S,
     ) -> Run:
         """Start operators that a query feeds batch by batch; returns when they can be fed.
 
@@ -324,35 +288,29 @@ class BaseCluster(ABC):
                 its own thread; if the query has ended, it waits for the end of this run.
             latency_target: As of `submit`.
             balance_s: As of `submit`.
-            measure_s: As of `submit`.
-            patience_s: As of `submit`.
-            start_timeout_s: As of `submit`.
-            config: As of `submit`.
-            journal: As of `submit`.
 
         Raises:
             CheckpointError: The checkpoint is damaged, does not fit, or is in use.
             Exception: Whatever kept it from starting.
         """
         terms = Terms(
-            paradigm="elastic",
+            paradigm=Paradigm.ELASTIC,
             latency_target=latency_target if self._scheduler else None,
             end_when_drained=True,
-            start_timeout_s=start_timeout_s,
+            start_timeout_s=START_TIMEOUT_S,
             epoch_interval_s=EPOCH_INTERVAL_S,
-            patience_s=patience_s,
+            patience_s=PATIENCE_S,
             restarts=0,
         )
         if not self._hub.nodes and not self._stopped:  # those that were lost may be on their way
-            self._hub.await_nodes(1, start_timeout_s, self._why_not)
+            self._hub.await_nodes(1, START_TIMEOUT_S, self._why_not)
         run = self._next_run()
         plan = replace(plan, name=owner or plan.name)
         kept = None
         if checkpoint is not None:
             kept = opened(checkpoint, run, plan, below=below, goes_on=goes_on)
-        tempo = Tempo(balance_s, measure_s, patience_s)
-        config = replace(config or _IN_A_QUERY, outputs="return")
-        credit = config.min_credit_bytes
+        tempo = Tempo(balance_s)
+        credit = _IN_A_QUERY.min_credit_bytes
 
         def epochs(supervisor: Supervisor) -> BatchDriver:
             return BatchDriver(self._hub, supervisor, count, kept, tempo, credit)
@@ -362,8 +320,8 @@ class BaseCluster(ABC):
             plan,
             terms,
             tempo,
-            config=config,
-            journal=journal,
+            config=_IN_A_QUERY,
+            journal=None,
             kept=kept,
             epochs=epochs,
             hosts=0,
@@ -425,8 +383,7 @@ class BaseCluster(ABC):
     ) -> Run:
         """Start everybody, and wait until they run."""
         wants = [(Peer(who), op.cores) for op in plan.operators for who in op.processes]
-        path = Path(journal) if journal is not None else _journal_path(run)
-        paradigm = terms.paradigm
+        path = Path(journal) if journal is not None else path_of(run)
         # Operators of a query make do with what there is, scheduled or not.
         share = terms.latency_target is not None or not hosts
 
@@ -440,7 +397,7 @@ class BaseCluster(ABC):
                 plan,
                 placements,
                 terms,
-                blueprint=Blueprint(self._hub, run, plan, config, tempo, paradigm, keeping),
+                blueprint=Blueprint(self._hub, run, plan, config, tempo, terms.paradigm, keeping),
                 journal=Journal(path),
                 ends_hosts=hosts,
                 epochs=epochs,
@@ -504,18 +461,15 @@ class BaseCluster(ABC):
             self._scheduler.close()
         try:
             for run in self.runs:
-                self._cancel(run)
+                try:
+                    run.cancel()
+                except (TimeoutError, ClusterError) as error:
+                    log.warning("a run did not end in time: %s", error)
         finally:
             try:
                 self._hub.close()
             finally:
                 self._stop_hosts()
-
-    def _cancel(self, run: Run) -> None:
-        try:
-            run.cancel()
-        except (TimeoutError, ClusterError) as error:
-            log.warning("a run did not end in time: %s", error)
 
     def __enter__(self) -> Self:
         return self
@@ -542,9 +496,3 @@ def _await_running(supervisor: Supervisor) -> None:
             supervisor.changed.wait(0.2)
     if supervisor.error is not None:
         raise supervisor.error
-
-
-def _journal_path(run: str) -> Path:
-    base = Path(tempfile.gettempdir()) / f"elasticutor-journals-{getpass.getuser()}"
-    base.mkdir(mode=0o700, exist_ok=True)
-    return base / f"{run}.jsonl"

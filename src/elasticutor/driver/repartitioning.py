@@ -135,7 +135,7 @@ class Leads:
         send: Callable[[str, Any], None],
         send_node: Callable[[NodeId, Any], None],
     ) -> None:
-        operators = run.plan.operators if run.paradigm == "rc" else ()
+        operators = run.plan.operators if run.paradigm.holds_tables_upstream else ()
         self._leads = {
             operator.name: Lead(
                 run,

@@ -12,8 +12,10 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from elasticutor.core.executor.cores import core_changes
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol.ids import NodeId, Peer, ShardId, TaskId
+from elasticutor.driver.cores import free_cores, spread_cores
 from elasticutor.driver.hub import ClusterError, DriverLoop
 from elasticutor.driver.life.phases import RunError, RunPhase
 from elasticutor.driver.life.supervisor import Supervisor
@@ -107,7 +109,7 @@ class Run:
             raise BadValueError("run", "be drained", supervisor.phase.value, hint)
         found: dict[Any, Any] = {}
         stores = self._executors_of(operator)
-        if supervisor.paradigm == "rc":
+        if supervisor.paradigm.shares_stores:
             stores = (Peer(operator),)
         for who in stores:
             self._asks += 1
@@ -173,15 +175,12 @@ class Run:
 
     def _change_cores(self, who: Peer, cores: int | Mapping[str, int]) -> dict[NodeId, int]:
         """In the hub's thread, where nobody else changes cores meanwhile."""
-        from elasticutor.core.executor.cores import core_changes
-        from elasticutor.driver.cluster import free_cores, spread_cores
-
         supervisor = self._supervisor
         if supervisor.phase is not RunPhase.RUNNING:
             raise RunError(f"run {self.id}", "be running", f"is {supervisor.phase.value}")
-        if supervisor.paradigm in ("static", "rc"):
+        if not supervisor.paradigm.is_scheduled:
             raise BadValueError(
-                f"paradigm of run {self.id}", "be elastic or naive", supervisor.paradigm
+                f"paradigm of run {self.id}", "be elastic or naive", supervisor.paradigm.value
             )
         free = free_cores(self._hub, without=(supervisor.run, who))
         if isinstance(cores, Mapping):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from elasticutor.core.measure.measurements import ExecutorSeen, SourceSeen, TopologySeen
 from elasticutor.core.measure.metrics import ExecutorMetrics
+from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.plan_execution import GRANT_S, CoresInUse, PlanExecution
 from elasticutor.core.scheduler.scheduler import LOOK_S, CorePlan, Scheduler, SchedulerConfig
@@ -114,8 +115,11 @@ class CoreScheduler:
         self._hub = hub
         self._interval_s = interval_s
         self._schedulers = {
-            name: Scheduler(SchedulerConfig(interval_s=interval_s, naive=name == "naive"))
-            for name in ("elastic", "naive")
+            paradigm: Scheduler(
+                SchedulerConfig(interval_s=interval_s, naive=paradigm.assigns_naively)
+            )
+            for paradigm in Paradigm
+            if paradigm.is_scheduled
         }
         self._carrying: _Carrying | None = None
         self._over = threading.Event()
@@ -131,15 +135,15 @@ class CoreScheduler:
     def _run(self) -> None:
         look_s = min(LOOK_S, self._interval_s)
         while not self._over.wait(look_s):
-            for name, scheduler in self._schedulers.items():
+            for paradigm, scheduler in self._schedulers.items():
                 try:
-                    self._round(name, scheduler)
+                    self._round(paradigm, scheduler)
                 except Exception:
                     if not self._over.is_set() and not self._hub.over:
                         log.exception("a round of the scheduler has failed")
 
-    def _round(self, name: str, scheduler: Scheduler) -> None:
-        seen = self._hub.call(lambda: self._look(name))
+    def _round(self, paradigm: Paradigm, scheduler: Scheduler) -> None:
+        seen = self._hub.call(lambda: self._look(paradigm))
         if seen is None:
             return
         nodes, topologies = seen
@@ -154,17 +158,17 @@ class CoreScheduler:
 
     # In the hub's thread
 
-    def _scheduled(self, name: str) -> list[Supervisor]:
+    def _scheduled(self, paradigm: Paradigm) -> list[Supervisor]:
         return [
             run
             for run in self._hub.runs.values()
-            if run.paradigm == name and run.latency_target is not None and run.has_settled
+            if run.paradigm is paradigm and run.latency_target is not None and run.has_settled
         ]
 
-    def _look(self, name: str) -> tuple[dict[NodeId, int], list[TopologySeen]] | None:
+    def _look(self, paradigm: Paradigm) -> tuple[dict[NodeId, int], list[TopologySeen]] | None:
         """The nodes with the cores that may be dealt out, and what was measured; None: not yet."""
         self._go_on()  # also when nobody says anything: a plan must not wait without end
-        runs = self._scheduled(name)
+        runs = self._scheduled(paradigm)
         if self._carrying is not None or not runs:
             return None
         if not all(run.interval.complete(run.executors, run.sources) for run in runs):

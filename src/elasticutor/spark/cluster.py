@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 import weakref
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec
 
 from pyspark.sql import SparkSession
 
-from elasticutor.core.executor.config import ExecutorConfig
-from elasticutor.core.paradigm import Paradigm
-from elasticutor.driver.cluster import (
-    EPOCH_INTERVAL_S,
-    LATENCY_TARGET_S,
-    PATIENCE_S,
-    RESTARTS,
-    SCHEDULE_S,
-    START_TIMEOUT_S,
-    BaseCluster,
-)
+from elasticutor.driver.cluster import SCHEDULE_S, START_TIMEOUT_S, BaseCluster
 from elasticutor.driver.life.phases import RunError
 from elasticutor.driver.life.supervisor import Supervisor
 from elasticutor.driver.run import Run
@@ -32,6 +22,8 @@ from elasticutor.spark.session import SparkResources, offer_of, require_session
 from elasticutor.topology import Topology
 
 log = logging.getLogger(__name__)
+
+_Options = ParamSpec("_Options")
 
 _CLUSTERS: weakref.WeakSet[Cluster] = weakref.WeakSet()
 """All that were started."""
@@ -187,39 +179,25 @@ class Cluster(BaseCluster):
                     log.warning("Spark has not ended the job group %s", job.group)
 
 
-def submit(
-    topology: Topology,
-    cluster: BaseCluster,
-    *,
-    latency_target: float | None = LATENCY_TARGET_S,
-    paradigm: Paradigm = "elastic",
-    balance_s: float = 0.1,
-    measure_s: float = 0.25,
-    config: ExecutorConfig | None = None,
-    journal: str | Path | None = None,
-    keep: bool = False,
-    checkpoint: str | Path | None = None,
-    epoch_interval: float = EPOCH_INTERVAL_S,
-    epoch: int | None = None,
-    restarts: int = RESTARTS,
-    patience_s: float = PATIENCE_S,
-) -> Run:
-    """Start a topology on a cluster; see `Cluster.submit`."""
-    return cluster.submit(
-        topology,
-        latency_target=latency_target,
-        paradigm=paradigm,
-        balance_s=balance_s,
-        measure_s=measure_s,
-        config=config,
-        journal=journal,
-        keep=keep,
-        checkpoint=checkpoint,
-        epoch_interval=epoch_interval,
-        epoch=epoch,
-        restarts=restarts,
-        patience_s=patience_s,
-    )
+def _on_cluster(
+    method: Callable[Concatenate[BaseCluster, Topology, _Options], Run],
+) -> Callable[Concatenate[Topology, BaseCluster, _Options], Run]:
+    """`BaseCluster.submit` as a function, with the options that are listed there."""
+
+    def submit(
+        topology: Topology, cluster: BaseCluster, *_: _Options.args, **options: _Options.kwargs
+    ) -> Run:
+        """Start a topology on a cluster; see `Cluster.submit`."""
+        return cluster.submit(topology, **options)
+
+    signature = inspect.signature(method)
+    own, topology, *options = signature.parameters.values()
+    order = [topology, own.replace(name="cluster", annotation=BaseCluster), *options]
+    vars(submit)["__signature__"] = signature.replace(parameters=order)
+    return submit
+
+
+submit = _on_cluster(BaseCluster.submit)
 
 
 def _require_slots(offer: SparkResources, nodes: int, cores: int, taken: int) -> None:

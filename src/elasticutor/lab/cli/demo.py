@@ -35,7 +35,7 @@ from elasticutor.lab.demo.demo import (
 )
 
 if TYPE_CHECKING:
-    from elasticutor.core.paradigm import Paradigm
+    from elasticutor.core.paradigm import ParadigmName
 
 _BAR = 40
 _SPARK = " ▁▂▃▄▅▆▇█"
@@ -59,7 +59,7 @@ def demo(
     require_drawing(plot)
     note("starting Spark …")
     stories = []
-    paradigms: tuple[Paradigm, ...] = ("elastic", "static")
+    paradigms: tuple[ParadigmName, ...] = ("elastic", "static")
     with spark_cluster(CORES, NODES, schedule_s=1.0) as cluster:
         for paradigm in paradigms:
             with _view(paradigm, hidden=plain or as_json) as watch:

@@ -28,7 +28,7 @@ from elasticutor.sources import Generator, HotKey
 from elasticutor.topology import Topology
 
 if TYPE_CHECKING:
-    from elasticutor.core.paradigm import Paradigm
+    from elasticutor.core.paradigm import ParadigmName
     from elasticutor.driver.cluster import BaseCluster
     from elasticutor.driver.run import Run
 
@@ -81,7 +81,7 @@ class Frame:
 class DemoStory:
     """A whole run."""
 
-    paradigm: Paradigm
+    paradigm: ParadigmName
     moments: list[Frame] = field(default_factory=list)
     moves: list[dict[str, Any]] = field(default_factory=list)
     plans: int = 0
@@ -206,7 +206,7 @@ def topology(seed: int) -> Topology:
 def tell(
     cluster: BaseCluster,
     *,
-    paradigm: Paradigm,
+    paradigm: ParadigmName,
     seed: int = 1,
     seconds: float = LENGTH_S,
     watch: Callable[[DemoStory], None] = lambda story: None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from elasticutor.core.executor.config import LIVE, ExecutorConfig
-from elasticutor.core.paradigm import PARADIGMS, Paradigm
+from elasticutor.core.paradigm import PARADIGMS, ParadigmName
 from elasticutor.errors import BadValueError
 from elasticutor.lab.sim.model.machines import Machines
 
@@ -66,7 +66,7 @@ class Experiment:
         256
     """
 
-    paradigm: Paradigm = "elastic"
+    paradigm: ParadigmName = "elastic"
     machines: Machines = field(default_factory=Machines)
     executors: int = 32
     """Of elastic and naive; the others have one for each core."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from elasticutor.core.executor.config import ExecutorConfig
-from elasticutor.core.paradigm import Paradigm
+from elasticutor.core.paradigm import ParadigmName
 from elasticutor.core.scheduler.scheduler import SchedulerConfig
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
@@ -86,7 +86,7 @@ class ElasticSetting:
 class ElasticRun:
     """One run of one paradigm."""
 
-    paradigm: Paradigm
+    paradigm: ParadigmName
     seed: int
     throughput: float
     latency_mean_ms: float
@@ -205,7 +205,7 @@ class ElasticBench:
 def bench_elastic(
     cluster: BaseCluster,
     setting: ElasticSetting,
-    paradigms: Sequence[Paradigm],
+    paradigms: Sequence[ParadigmName],
     *,
     seeds: Sequence[int] = (1,),
     progress: Progress = silent,
@@ -231,7 +231,7 @@ def bench_elastic(
 
 
 def run_once(
-    cluster: BaseCluster, setting: ElasticSetting, paradigm: Paradigm, seed: int
+    cluster: BaseCluster, setting: ElasticSetting, paradigm: ParadigmName, seed: int
 ) -> ElasticRun:
     """Run one paradigm once."""
     total_s = setting.warm_up_s + setting.seconds
@@ -306,7 +306,7 @@ def topology_of(setting: ElasticSetting, sources: Sequence[Source], sink: Any) -
 
 
 def submit(
-    cluster: BaseCluster, topology: Topology, setting: ElasticSetting, paradigm: Paradigm
+    cluster: BaseCluster, topology: Topology, setting: ElasticSetting, paradigm: ParadigmName
 ) -> Run:
     """Start a job as a paradigm."""
     return cluster.submit(

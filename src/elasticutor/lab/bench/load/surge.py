@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from elasticutor.core.paradigm import Paradigm
+from elasticutor.core.paradigm import ParadigmName
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.metrics import Moment
 from elasticutor.lab.bench.live import Machine, Progress, silent
@@ -42,7 +42,7 @@ def bench_surge(
     cluster: BaseCluster,
     setting: ElasticSetting,
     surge: SurgeBench,
-    paradigm: Paradigm,
+    paradigm: ParadigmName,
     *,
     seeds: Sequence[int] = (1,),
     progress: Progress = silent,
@@ -61,7 +61,11 @@ def bench_surge(
 
 
 def _surge(
-    cluster: BaseCluster, setting: ElasticSetting, surge: SurgeBench, paradigm: Paradigm, seed: int
+    cluster: BaseCluster,
+    setting: ElasticSetting,
+    surge: SurgeBench,
+    paradigm: ParadigmName,
+    seed: int,
 ) -> ElasticRun:
     base = Generator(
         rate=surge.before / setting.cost_s,

@@ -11,7 +11,7 @@ from rich.table import Table
 from elasticutor.cli.output import note, out, print_json
 
 if TYPE_CHECKING:
-    from elasticutor.core.paradigm import Paradigm
+    from elasticutor.core.paradigm import ParadigmName
     from elasticutor.lab.bench.load.elastic import ElasticBench
     from elasticutor.lab.bench.load.surge import SurgeBench
 
@@ -109,7 +109,7 @@ def elastic(
         _print(result)
 
 
-def _paradigms(given: str) -> list[Paradigm]:
+def _paradigms(given: str) -> list[ParadigmName]:
     from elasticutor.core.paradigm import PARADIGMS
 
     names = given.split(",")
@@ -119,7 +119,7 @@ def _paradigms(given: str) -> list[Paradigm]:
             raise typer.BadParameter(f"{name!r} is not one of {known}", None, None, "--paradigm")
     if len(set(names)) < len(names):
         raise typer.BadParameter(f"{given!r} names one twice", None, None, "--paradigm")
-    return cast("list[Paradigm]", names)
+    return cast("list[ParadigmName]", names)
 
 
 def _cost(given: str) -> float:
