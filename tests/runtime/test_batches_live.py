@@ -24,12 +24,13 @@ from elasticutor.driver.queries.reception import QueryDriver, QuerySeen, goes_on
 from elasticutor.driver.run import Run
 from elasticutor.errors import ElasticutorError
 from elasticutor.operator import Operator, OperatorError, State
+from elasticutor.plan import OperatorPlan, Plan
 from elasticutor.process import ingress
 from elasticutor.process.batch_errors import BatchError
 from elasticutor.process.ingress import Feed, Station
 from elasticutor.schemas import to_arrow
 from elasticutor.state.checkpoint import MismatchError
-from elasticutor.topology import OperatorPlan, Plan, pickled
+from elasticutor.topology import pickled
 
 INPUT = pa.schema({"key": pa.int64(), "time": pa.int64()})
 _frames = count()

@@ -7,8 +7,8 @@ import threading
 import cloudpickle
 
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
+from elasticutor.plan import Plan
 from elasticutor.sinks import EpochMemory, MemorySink
-from elasticutor.topology import Plan
 from elasticutor.transport import messages as say
 from elasticutor.transport.packets import open_batch
 

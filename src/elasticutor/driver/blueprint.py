@@ -13,6 +13,7 @@ from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.placement import Placement
 from elasticutor.errors import BadValueError
+from elasticutor.plan import OperatorPlan, Plan, SourcePlan
 from elasticutor.process.specs import (
     ExecutorSpec,
     Keeping,
@@ -23,7 +24,6 @@ from elasticutor.process.specs import (
     SourceSpec,
     Tempo,
 )
-from elasticutor.topology import OperatorPlan, Plan, SourcePlan
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import cloudpickle
 
 from elasticutor.operator import Operator
+from elasticutor.plan import OperatorPlan, Plan
 from elasticutor.process.specs import Keeping
 from elasticutor.schemas import to_arrow
 from elasticutor.state.checkpoint import Checkpoint, InUseError, Location, StateForm
 from elasticutor.state.checkpoint.opening import refuse_other
-from elasticutor.topology import OperatorPlan, Plan
 
 log = logging.getLogger(__name__)
 

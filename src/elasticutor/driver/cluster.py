@@ -37,10 +37,11 @@ from elasticutor.driver.queries.reception import QueryDriver
 from elasticutor.driver.run import Run
 from elasticutor.driver.scheduling import CoreScheduler
 from elasticutor.errors import BadValueError
+from elasticutor.plan import Plan
 from elasticutor.process.hosting.hosts import Bootstrap
 from elasticutor.process.specs import Tempo
 from elasticutor.state.checkpoint import Checkpoint
-from elasticutor.topology import Plan, Topology
+from elasticutor.topology import Topology
 from elasticutor.transport.security import ClusterKeys
 
 log = logging.getLogger(__name__)

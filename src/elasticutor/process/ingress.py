@@ -41,7 +41,7 @@ from elasticutor.transport.packets import Packet, born
 from elasticutor.transport.row_packets import RowPacket
 
 if TYPE_CHECKING:
-    from elasticutor.topology import Plan
+    from elasticutor.plan import Plan
 
 _TICK_S = 0.5
 _YIELD_ROWS = 10_000

@@ -7,7 +7,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, cast
 
 from pyspark.sql import SparkSession
 
@@ -184,17 +184,15 @@ def _on_cluster(
 ) -> Callable[Concatenate[Topology, BaseCluster, _Options], Run]:
     """`BaseCluster.submit` as a function, with the options that are listed there."""
 
-    def submit(
-        topology: Topology, cluster: BaseCluster, *_: _Options.args, **options: _Options.kwargs
-    ) -> Run:
+    def submit(topology: Topology, cluster: BaseCluster, **options: Any) -> Run:
         """Start a topology on a cluster; see `Cluster.submit`."""
         return cluster.submit(topology, **options)
 
     signature = inspect.signature(method)
-    own, topology, *options = signature.parameters.values()
-    order = [topology, own.replace(name="cluster", annotation=BaseCluster), *options]
+    own, taken, *options = signature.parameters.values()
+    order = [taken, own.replace(name="cluster", annotation="BaseCluster"), *options]
     vars(submit)["__signature__"] = signature.replace(parameters=order)
-    return submit
+    return cast("Callable[Concatenate[Topology, BaseCluster, _Options], Run]", submit)
 
 
 submit = _on_cluster(BaseCluster.submit)

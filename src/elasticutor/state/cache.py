@@ -14,7 +14,6 @@ way makes them objects, and they stay so.
 
 from __future__ import annotations
 
-import pickle
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -28,6 +27,7 @@ import numpy.typing as npt
 from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import OutOfOrderError
 from elasticutor.state.backend import Value
+from elasticutor.state.codec import Codec
 from elasticutor.state.handles import ABSENT, KeyArray, KeyState, KeyStates, is_immutable
 from elasticutor.state.packed import PackedChanges, PackedStates
 
@@ -65,28 +65,6 @@ class StateStore(Protocol):
 
     def together(self) -> AbstractContextManager[object]:
         """Let all writes inside be one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Codec:
-    """How keys and values become bytes."""
-
-    dump_key: Callable[[Any], bytes]
-    dump: Callable[[Any], bytes] = lambda value: pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    # Nothing is loaded that this executor's own tasks have not written.
-    load: Callable[[bytes], Any] = pickle.loads
-    dump_keys: Callable[[Collection[Any]], list[bytes]] | None = None
-    """As `dump_key`, of many in less time."""
-    dump_all: Callable[[Collection[Any]], list[bytes]] | None = None
-    """As `dump`, of many in less time."""
-
-    def all_keys(self, keys: Collection[Any]) -> list[bytes]:
-        """Keys as bytes."""
-        return list(map(self.dump_key, keys)) if self.dump_keys is None else self.dump_keys(keys)
-
-    def all_values(self, values: Collection[Any]) -> list[bytes]:
-        """Values as bytes."""
-        return list(map(self.dump, values)) if self.dump_all is None else self.dump_all(values)
 
 
 class StateCache:

@@ -35,6 +35,11 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.migration_cost import (
+    allocation_cost_bytes,
+    deallocation_cost_bytes,
+    migration_cost_bytes,
+)
 from elasticutor.errors import BadValueError
 
 DEFAULT_PHI = 512 * 1024.0
@@ -76,52 +81,6 @@ class Assignment:
     """C(X|X̃): the state that moves to get there."""
     doubled: int
     """How often φ had to be doubled."""
-
-
-def allocation_cost_bytes(state_bytes: int, total: int, there: int) -> float:
-    """C⁺: what moves when an executor with so many cores, some of them there, gets one more there.
-
-    One without cores has its state nowhere yet: nothing moves.
-
-    Example:
-        Of 600 bytes on two cores elsewhere, a third goes to the new core.
-
-        >>> allocation_cost_bytes(600, 2, 0), allocation_cost_bytes(600, 2, 2)
-        (200.0, 0.0)
-    """
-    return state_bytes * (total - there) / (total * (total + 1)) if total else 0.0
-
-
-def deallocation_cost_bytes(state_bytes: int, total: int, there: int) -> float:
-    """C⁻: what moves when an executor with so many cores, two or more, loses one of those there.
-
-    Example:
-        >>> deallocation_cost_bytes(600, 3, 1), deallocation_cost_bytes(600, 3, 3)
-        (200.0, 0.0)
-    """
-    return state_bytes * (total - there) / (total * (total - 1))
-
-
-def migration_cost_bytes(
-    old: Mapping[NodeId, int], new: Mapping[NodeId, int], state_bytes: int
-) -> float:
-    """C(X|X̃) of one executor: the state that its nodes have now, beyond what they shall have.
-
-    An executor without cores has its state nowhere, so giving it some moves nothing.
-
-    Example:
-        The share of node a falls from all to two thirds.
-
-        >>> a, b = NodeId("a"), NodeId("b")
-        >>> migration_cost_bytes({a: 2}, {a: 2, b: 1}, 600)
-        200.0
-    """
-    before, after = sum(old.values()), sum(new.values())
-    if not before or not after:
-        return float(state_bytes) if before else 0.0
-    # In whole numbers up to the division, so that what stays where it is costs exactly nothing.
-    moved = sum(max(0, n * after - new.get(node, 0) * before) for node, n in old.items())
-    return state_bytes * moved / (before * after)
 
 
 def assign(

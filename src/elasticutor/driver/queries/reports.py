@@ -11,7 +11,7 @@ from typing import Any
 
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, ShardId
-from elasticutor.topology import Plan
+from elasticutor.plan import Plan
 
 _KEPT = 100
 """Reports that are kept; Spark keeps as many of its own."""
