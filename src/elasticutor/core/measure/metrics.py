@@ -22,8 +22,7 @@ import numpy.typing as npt
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.measure.load import SHORTEST_S, FloatArray, IntArray, require_amounts, tally
 from elasticutor.core.measure.work import WorkDone
-from elasticutor.core.protocol.ids import ShardId
-from elasticutor.errors import BadValueError, UnknownShardError
+from elasticutor.errors import BadValueError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -195,25 +194,6 @@ class ExecutorMetrics:
     def data_intensity(self) -> float:
         """Bytes per second into and out of each core (paper 4.2)."""
         return _per(self.bytes_in + self.bytes_out, self.core_seconds)
-
-    @property
-    def mean_cost(self) -> float:
-        """Seconds of useful time per row; NaN before any row."""
-        return self.useful_s / self.rows_processed if self.rows_processed else math.nan
-
-    @property
-    def shard_cost(self) -> FloatArray:
-        """Seconds per row of each shard; the executor's mean where a shard had no row."""
-        costs = np.full(self.shards, self.mean_cost)
-        np.divide(self.shard_seconds, self.shard_rows, out=costs, where=self.shard_rows > 0)
-        return costs
-
-    def cost_per_row(self, shard: ShardId) -> float:
-        """Seconds per row of one shard; the executor's mean if it had no row."""
-        if not 0 <= shard < self.shards:
-            raise UnknownShardError("shard", f"be 0 to {self.shards - 1}", shard)
-        rows = int(self.shard_rows[shard])
-        return float(self.shard_seconds[shard]) / rows if rows else self.mean_cost
 
     @property
     def shard_loads(self) -> FloatArray:

@@ -76,19 +76,6 @@ class Lifeline:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-_of_this_process: Lifeline | None = None
-
-
-def of_this_process() -> Lifeline | None:
-    """The lifeline that this process was forked with; None if it was not forked by a zygote.
-
-    Example:
-        >>> of_this_process() is None
-        True
-    """
-    return _of_this_process
-
-
 def hold_on(lifeline: Lifeline, parent: int) -> None:
     """Die with the parent from now on, by the surest means that this system has.
 
@@ -96,8 +83,6 @@ def hold_on(lifeline: Lifeline, parent: int) -> None:
         lifeline: The one that the parent holds the other end of.
         parent: The process id of the parent, as it was before the fork.
     """
-    global _of_this_process
-    _of_this_process = lifeline
     if not die_with_parent(parent):
         lifeline.watch()
 
