@@ -226,7 +226,7 @@ class Topology:
         """All of it, checked and pickled.
 
         Raises:
-            BadValueError: There is no operator, nobody takes a stream, or something cannot be
+            BadValueError: There is no operator, no taker of a stream, or something cannot be
                 pickled.
         """
         stages = self._ordered()
@@ -328,7 +328,9 @@ class Topology:
                 hint = "add a sink; NoSink() only counts what comes"
                 if stage.role == "source":
                     hint = "give it to an operator, or take the source out"
-                raise BadValueError(f"stream of {stage}", "be taken by someone", "nobody", hint)
+                raise BadValueError(
+                    f"stream of {stage}", "be taken by an operator or a sink", "none", hint
+                )
 
 
 def require_name(role: str, name: Any) -> None:
@@ -345,7 +347,7 @@ def require_count(who: str, count: Any) -> None:
 
 
 def require_instance(who: str, worker: Any, kind: type) -> None:
-    """Refuse what is not of a kind, with a word for those who gave the class itself."""
+    """Refuse what is not of a kind, with a hint where it is the class itself."""
     if isinstance(worker, kind):
         return
     hint = f"derive from elasticutor's {kind.__name__}"

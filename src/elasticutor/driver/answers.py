@@ -1,4 +1,4 @@
-"""What has come to the driver for whoever has asked for it: outputs, state, explanations."""
+"""What was asked for and has come to the driver: outputs, state, explanations."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Answers:
             self.changed.notify_all()
 
     def take(self, message: say.Recount | say.StateRead) -> None:
-        """Somebody's answer."""
+        """Take an answer."""
         with self.changed:
             match message:
                 case say.Recount():
@@ -66,7 +66,7 @@ class Answers:
             self.changed.notify_all()
 
     def notify(self) -> None:
-        """Let whoever waits look again."""
+        """Wake all threads that wait."""
         with self.changed:
             self.changed.notify_all()
 

@@ -1,4 +1,4 @@
-"""From a plan to what every process of a run is told when it starts."""
+"""From a plan to the specification of every process of a run."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ End: TypeAlias = tuple[str, str, Callable[[Site], Any]]
 
 
 _RETURN = (Route("", (), (Peer(""),)),)
-"""Back to whoever has sent what it was made of; the main process knows who that is."""
+"""Back to the sender of what it was made of; the main process knows it."""
 
 
 def in_paradigm(plan: Plan, paradigm: Paradigm) -> Plan:
@@ -69,7 +69,7 @@ def _split(operator: OperatorPlan, paradigm: Paradigm) -> OperatorPlan:
 
 
 def _paced(tempo: Tempo, plan: Plan, paradigm: Paradigm) -> Tempo:
-    """The tempo of the executors, who may be so many that the driver would not keep up."""
+    """The tempo of the executors, slower where they are too many for the driver to keep up."""
     executors = sum(operator.executors for operator in plan.operators)
     paced = replace(tempo, measure_s=report_every_s(tempo.measure_s, executors))
     if not paradigm.balances:

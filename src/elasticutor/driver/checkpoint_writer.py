@@ -1,4 +1,4 @@
-"""The driver's clerk: a thread that writes a checkpoint, so that the driver's own never waits."""
+"""Writes a checkpoint in a thread of its own, so that the driver's loop never waits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class CheckpointWriter:
         self._checkpoint = checkpoint
         self._post = post
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="elasticutor-clerk", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="elasticutor-checkpoint", daemon=True
+        )
         self._tidier = threading.Thread(target=self._tidy, name="elasticutor-tidier", daemon=True)
         self._untidy = threading.Event()
         self._over = threading.Event()
@@ -93,7 +95,7 @@ class CheckpointWriter:
             log.warning("the lease of the checkpoint could not be renewed: %s", error)
 
     def _tidy(self) -> None:
-        """Folding takes long and nobody waits for it, so it has a thread of its own."""
+        """Fold in a thread of its own: it takes long, and nothing waits for it."""
         while True:
             self._untidy.wait()
             self._untidy.clear()

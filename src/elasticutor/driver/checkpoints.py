@@ -109,7 +109,7 @@ def _reserve(location: Location, mine: _Held) -> None:
 
 
 def ends(checkpoint: Checkpoint) -> None:
-    """A run has ended: it will release its checkpoint soon, and whoever wants it may wait."""
+    """Note that a run has ended: it releases its checkpoint soon, and the next one may wait."""
     held = _OPEN.get(checkpoint.location.identity)
     if held is not None:
         held.ends = True

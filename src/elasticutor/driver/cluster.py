@@ -132,7 +132,7 @@ class BaseCluster(ABC):
         """Wait for the hosts to end, or make them; nothing may be left."""
 
     def _hosts_for(self, ends: int) -> int:
-        """How many hosts there should be for so many sources and sinks."""
+        """How many hosts this number of sources and sinks should have."""
         return 1
 
     # What a user does
@@ -186,8 +186,8 @@ class BaseCluster(ABC):
                 executors while all sources pause). In the last two an operator with `executors=e`
                 and `cores=c` has e * c executors.
             balance_s: How often each executor looks at the balance of its tasks; 0: never.
-            measure_s: How often everybody sends measurements, in seconds; executors send them less
-                often where there are more than 125, so that the driver keeps up.
+            measure_s: How often all participants send measurements, in seconds; executors send them
+                less often where there are more than 125, so that the driver keeps up.
             config: Settings of the executors, but for their number of shards.
             journal: The file for events; default: one in the directory for temporary files.
             keep: Keep the processes when the run is drained, so that state can be read.
@@ -198,12 +198,12 @@ class BaseCluster(ABC):
             epoch_interval: Seconds from the end of one epoch to that of the next.
             epoch: The epoch to go on from, if not the newest: after damage.
             restarts: How often the same part may be lost without an epoch committed in between.
-            patience_s: How long any answer may take before whoever owes it counts as lost.
+            patience_s: How long any answer may take before the part that owes it counts as lost.
             start_timeout_s: How long it may take to start.
 
         Raises:
-            BadValueError: The topology has a mistake, or wants more cores than are free and nobody
-                schedules them.
+            BadValueError: The topology has a mistake, or wants more cores than are free and none
+                are scheduled.
             CheckpointError: The checkpoint is damaged, does not fit the topology, or is in use.
             Exception: Whatever kept it from starting.
         """
@@ -283,7 +283,7 @@ class BaseCluster(ABC):
             count: Says of a stage how many tasks it runs, and of how many partitions its data is;
                 called in a thread of its own.
             checkpoint: Where their state is made durable. None: every execution begins with none.
-            owner: Whose checkpoint it is: nobody else may go on from it.
+            owner: Whose checkpoint it is: no other owner may go on from it.
             below: The epoch that is to come next.
             goes_on: Says whether the query goes on. Another run that wants the checkpoint asks, in
                 its own thread; if the query has ended, it waits for the end of this run.
@@ -382,7 +382,7 @@ class BaseCluster(ABC):
         epochs: Callable[[Supervisor], RunEpochs],
         hosts: int,
     ) -> Run:
-        """Start everybody, and wait until they run."""
+        """Start all participants, and wait until they run."""
         wants = [(Peer(who), op.cores) for op in plan.operators for who in op.processes]
         path = Path(journal) if journal is not None else path_of(run)
         # Operators of a query make do with what there is, scheduled or not.
@@ -454,7 +454,7 @@ class BaseCluster(ABC):
         threading.Thread(target=start, name="hosts of sources and sinks", daemon=True).start()
 
     def stop(self) -> None:
-        """End all runs and nodes; once more does nothing."""
+        """End all runs and nodes; idempotent."""
         if self._stopped:
             return
         self._stopped = True

@@ -27,7 +27,7 @@ from elasticutor.transport import messages as say
 log = logging.getLogger(__name__)
 
 MOST_EVENTS = 200_000
-"""So many are kept in memory, the newest ones; the file has all."""
+"""How many are kept in memory, the newest ones; the file has all."""
 
 REPORTS = (do.ReportMove, do.ReportSealed, do.ReportHotShards, say.MoveRefused)
 """Reports that are for the record alone."""

@@ -132,7 +132,7 @@ class RunLedger:
         self._sinks: dict[Peer, _Recent] = {}
 
     def reset(self) -> None:
-        """Begin the totals anew, after a warm-up for instance."""
+        """Reset the totals, after a warm-up for instance."""
         with self._lock:
             self._start()
 

@@ -78,7 +78,7 @@ class Lead:
         self._loads[message.who] = message.loads
 
     def tick(self, *, may_begin: bool) -> None:
-        """Start a round if one is needed and may be; nobody may be waited for without end."""
+        """Start a round if one is needed and may be; ask why if one takes too long."""
         now = time.monotonic()
         self._lateness.look(now, self._core.round, lambda: self._core.missing, self._waiting_for)
         if may_begin and not self.busy and len(self._loads) == len(self._core.executors):
@@ -86,7 +86,7 @@ class Lead:
             self._enact(self._core.balance(loads, now))
 
     def move(self, owners: Mapping[ShardId, int]) -> None:
-        """Give shards to executors, by number; for whoever wants to see it happen."""
+        """Give shards to executors, by number."""
         self._enact(self._core.move(owners, time.monotonic()))
 
     def _waiting_for(self) -> list[str]:
@@ -167,7 +167,7 @@ class Leads:
         self._leads[message.who.rpartition(".")[0]].loads(message)
 
     def take(self, who: Peer, what: Any) -> None:
-        """An answer of a source, an executor or a node, to whoever leads what it is about."""
+        """Hand an answer of a source, an executor or a node to the lead of its operator."""
         named = getattr(what, "operator", "") or who
         lead = self._leads.get(named) or self._leads[who.rpartition(".")[0]]
         lead.take(what)

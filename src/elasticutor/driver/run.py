@@ -78,7 +78,7 @@ class Run:
         return told
 
     def reset_metrics(self) -> None:
-        """Begin the totals anew, after a warm-up for instance."""
+        """Reset the totals, after a warm-up for instance."""
         self._supervisor.ledger.reset()
 
     def timeline(self) -> list[Moment]:
@@ -145,7 +145,7 @@ class Run:
         wait: bool = True,
         timeout_s: float = 30.0,
     ) -> None:
-        """Let an executor have so many cores, while it runs; the scheduler leaves it alone then.
+        """Give an executor these cores while it runs; the scheduler leaves it alone then.
 
         Args:
             operator: The operator's name.
@@ -174,7 +174,7 @@ class Run:
             self._await(there, timeout_s, f"{who} to have the cores {dict(enough)}")
 
     def _change_cores(self, who: Peer, cores: int | Mapping[str, int]) -> dict[NodeId, int]:
-        """In the hub's thread, where nobody else changes cores meanwhile."""
+        """Check and send them; in the hub's thread, so that no other cores change meanwhile."""
         supervisor = self._supervisor
         if supervisor.phase is not RunPhase.RUNNING:
             raise RunError(f"run {self.id}", "be running", f"is {supervisor.phase.value}")
@@ -264,7 +264,7 @@ class Run:
         self._raise()
 
     def stop(self, timeout_s: float = 60.0) -> None:
-        """Drain, and end every process of the run; once more does nothing.
+        """Drain, and end every process of the run; idempotent.
 
         Raises:
             Exception: Whatever had made the run fail before.
@@ -303,7 +303,7 @@ class Run:
         else:
             self.cancel()
 
-    # Odds and ends
+    # Waiting
 
     def _raise(self) -> None:
         if self._supervisor.error is not None:

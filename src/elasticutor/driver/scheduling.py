@@ -65,7 +65,7 @@ class Interval:
         )
 
     def take(self) -> tuple[dict[Peer, ExecutorMetrics], list[SourceSeen]]:
-        """Everything; counting starts anew."""
+        """Everything since the last call."""
         sources = []
         for who, said in self._sources.items():
             seconds = sum(message.seconds for message in said)
@@ -167,7 +167,7 @@ class CoreScheduler:
 
     def _look(self, paradigm: Paradigm) -> tuple[dict[NodeId, int], list[TopologySeen]] | None:
         """The nodes with the cores that may be dealt out, and what was measured; None: not yet."""
-        self._go_on()  # also when nobody says anything: a plan must not wait without end
+        self._go_on()  # also without news: a plan must not wait without end
         runs = self._scheduled(paradigm)
         if self._carrying is not None or not runs:
             return None

@@ -10,7 +10,7 @@ from elasticutor.transport import messages as say
 AGAIN = "start the query again from its checkpoint, or let elasticutor.supervise do so"
 """What helps where something was lost; `supervise` knows it by its name in here."""
 
-ANEW = 'run the action again on a new DataFrame, as df.select("*"): Spark keeps failed plans'
+RERUN = 'run the action again on a new DataFrame, as df.select("*"): Spark keeps failed plans'
 """What helps where there is no checkpoint."""
 
 

@@ -33,9 +33,9 @@ T = TypeVar("T")
 
 _THREADS = 4
 _MOST_INLINE = 16 << 10
-"""An increment of up to so many bytes travels with the manifest: one durable write, not two."""
+"""The largest increment in bytes that travels with the manifest: one durable write, not two."""
 _ALL_INLINE = 64 << 10
-"""And those of all executors of an operator together up to so many."""
+"""The most that those of all executors of an operator may be together."""
 _PAUSES_S = (0.1, 0.5, 2.0)
 """Before each further try where storage refuses."""
 
@@ -133,7 +133,7 @@ class CheckpointIo:
         return with_patience(load)
 
     def _on_loaded(self, restoring: _Restoring, found: Restorer | Exception) -> None:
-        if self._restorers.get(restoring.key) is restoring:  # somebody still wants it
+        if self._restorers.get(restoring.key) is restoring:  # it is still wanted
             restoring.found = found
             self._ready.append(restoring)
 
@@ -156,7 +156,7 @@ class CheckpointIo:
         restoring.then(read, found)
 
     def forget(self, store: Hashable) -> None:
-        """Nobody wants anything of this store any more."""
+        """Drop what was to be read for this store."""
         for key in [key for key in self._restorers if key[0] == store]:  # type: ignore[index]
             gone = self._restorers.pop(key)
             if gone in self._ready:

@@ -1,4 +1,4 @@
-"""How a failing process says what happened before it ends."""
+"""How a failing process reports what happened before it ends."""
 
 from __future__ import annotations
 
@@ -38,9 +38,26 @@ def described_end(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
+class SilentDriverError(ElasticutorError, RuntimeError):
+    """No heartbeat of the driver for too long."""
+
+    def __str__(self) -> str:
+        return f"No heartbeat from the driver for {self.got}; {self.who} gives up."
+
+    @classmethod
+    def after(cls, seconds: float, who: str) -> SilentDriverError:
+        """For who gives up.
+
+        Example:
+            >>> print(SilentDriverError.after(30.0, "node 'n0'"))
+            No heartbeat from the driver for 30 s; node 'n0' gives up.
+        """
+        return cls(who, "hear from the driver", f"{seconds:g} s")
+
+
 @contextlib.contextmanager
 def reporting(mail: Mailbox, run: str, who: str) -> Iterator[None]:
-    """Tell the driver of whatever ends the process, and leave time for that to arrive."""
+    """Report an error that ends the process to the driver, and leave time for that to arrive."""
     try:
         yield
     except Exception as error:

@@ -27,8 +27,8 @@ from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.batches import Ingress
 from elasticutor.core.protocol.events import Output
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.errors import ElasticutorError
 from elasticutor.process.batch_errors import unpickled
+from elasticutor.process.failures import SilentDriverError
 from elasticutor.process.hosting.hosts import SILENCE_S, Bootstrap, home
 from elasticutor.process.routes import Router
 from elasticutor.process.slices import ask_for_short_slices
@@ -186,7 +186,7 @@ class Station:
         self.driver.wait(_TICK_S)
 
     def wait_again(self) -> None:
-        """From now on the driver's silence counts: before, nobody has listened."""
+        """From now on the driver's silence counts: before, nothing was read."""
         self._heard_at = time.monotonic()
 
     def answers(self, task: Ingress) -> Iterator[say.Admitted | say.Left]:
@@ -203,9 +203,7 @@ class Station:
                 case _:
                     pass  # for a task that this process has had before
         if time.monotonic() - self._heard_at > SILENCE_S:
-            raise ElasticutorError(
-                "driver of the elastic operators", f"be heard of in {SILENCE_S:g} s", "silence"
-            )
+            raise SilentDriverError.after(SILENCE_S, "this task of the elastic operators")
 
 
 @dataclass(frozen=True, slots=True)

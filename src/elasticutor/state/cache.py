@@ -8,8 +8,8 @@ on. What is set apart stays as it is: a state that is replaced meanwhile is anot
 that can be changed in place is encoded before it is handed out again.
 
 Where states are read and written as arrays, under whole numbers and in no other way, they are not
-objects but are kept in arrays (`elasticutor.state.packed`). The first who asks for them in another
-way makes them objects, and they stay so.
+objects but are kept in arrays (`elasticutor.state.packed`). The first use in another way makes them
+objects, and they stay so.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Codec", "KeyArray", "KeyState", "KeyStates", "StateCache", "StateSto
 
 _ABSENT: Final = ABSENT
 
-# Records that are written at once: a third of a millisecond, in which nobody else can write. With
+# Records that are written at once: a third of a millisecond, in which no other task can write. With
 # fewer, each write costs more; with more, no less.
 _AT_ONCE: Final = 512
 
@@ -462,7 +462,7 @@ _SPECIAL: Final = frozenset({type(_ABSENT), _Encoded})
 def _slices(
     changes: Iterable[tuple[ShardId, list[tuple[bytes, Value]]]], size: int
 ) -> Iterator[list[tuple[ShardId, list[tuple[bytes, Value]], bool]]]:
-    """Shards' changes, so many at a time; and of each part whether it is the last of its shard.
+    """Shards' changes in slices of this size; and of each part whether it is the last of its shard.
 
     Example:
         >>> changes = [(ShardId(0), []), (ShardId(1), [(b"a", b"1"), (b"b", b"2"), (b"c", None)])]

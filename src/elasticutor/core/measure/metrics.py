@@ -29,7 +29,7 @@ from elasticutor.errors import BadValueError
 class ExecutorMetrics:
     """What one executor, or one of its tasks, did over an interval.
 
-    A value: the arrays are copies and cannot be written to, and nobody should record into the
+    A value: the arrays are copies and cannot be written to; record nothing into the
     latencies. It survives pickling. Negative and non-finite numbers are refused.
 
     Example:
@@ -289,7 +289,7 @@ def _per(amount: float, time_s: float) -> float:
 class Meter:
     """Counts what happens in an executor, or in one of its tasks, until it is reset.
 
-    It has no clock: whoever drives it says what time it is. The size of the state and the number
+    It has no clock: the caller says what time it is. The size of the state and the number
     of cores are kept over a reset, since they go on being what they were.
 
     Args:
@@ -335,7 +335,7 @@ class Meter:
         self._latency = LatencyHistogram()
 
     def arrived(self, rows: int, size_bytes: int = 0) -> None:
-        """The receiver took in so many rows."""
+        """The receiver took in this number of rows."""
         if not (0 <= rows < math.inf and 0 <= size_bytes < math.inf):
             _require_amount("arrived rows", rows)
             _require_amount("arrived bytes", size_bytes)
@@ -378,7 +378,7 @@ class Meter:
         self._latency.record_many(done.waits_s, done.wait_counts)
 
     def latency(self, seconds: float, count: int = 1) -> None:
-        """So many rows were completed after so long; see `LatencyHistogram.record`."""
+        """Count rows that were completed after this time; see `LatencyHistogram.record`."""
         self._latency.record(seconds, count)
 
     def state_bytes(self, total: int) -> None:
@@ -387,7 +387,7 @@ class Meter:
         self._state_bytes = int(total)
 
     def set_cores(self, cores: float, now: float) -> None:
-        """From now on there are so many cores."""
+        """The number of cores from now on."""
         _require_amount("cores", cores)
         self._core_seconds = self._core_seconds_until(now)
         self._cores_since = now

@@ -38,7 +38,7 @@ class SchedulerConfig:
     """Bytes per second and core from which an executor counts as data-intensive (paper 4.2)."""
 
     gives_back: bool = False
-    """Whether executors give up cores that nobody else needs, as the paper has it.
+    """Whether executors give up cores that no other executor needs, as the paper has it.
 
     Here a core that is given up stays idle, and giving it up moves shards for nothing.
     """

@@ -33,7 +33,7 @@ stretches it a hundredfold at most.
 """
 
 CHANCE = 2.0
-"""So many standard deviations a count may be off by chance; that of a Poisson count is its root."""
+"""How many standard deviations count as chance; that of a Poisson count is its root."""
 
 
 @dataclass(frozen=True, slots=True)

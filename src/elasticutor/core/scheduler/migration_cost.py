@@ -12,7 +12,7 @@ from elasticutor.core.protocol.ids import NodeId
 
 
 def allocation_cost_bytes(state_bytes: int, total: int, there: int) -> float:
-    """C⁺: what moves when an executor with so many cores, some of them there, gets one more there.
+    """C⁺: what moves when an executor gets one core more, on a node where it has some or none.
 
     One without cores has its state nowhere yet: nothing moves.
 
@@ -26,7 +26,7 @@ def allocation_cost_bytes(state_bytes: int, total: int, there: int) -> float:
 
 
 def deallocation_cost_bytes(state_bytes: int, total: int, there: int) -> float:
-    """C⁻: what moves when an executor with so many cores, two or more, loses one of those there.
+    """C⁻: what moves when an executor with two cores or more loses one of those on a node.
 
     Example:
         >>> deallocation_cost_bytes(600, 3, 1), deallocation_cost_bytes(600, 3, 3)

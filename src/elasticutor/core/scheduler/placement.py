@@ -67,7 +67,7 @@ def place(
     nodes = sorted(free)
     homes = {who: nodes[(first + number) % len(nodes)] for number, (who, _) in enumerate(executors)}
     given = {who: Counter[NodeId]() for who, _ in executors}
-    for who, cores in executors:  # everybody's own node first, so that nobody takes it from them
+    for who, cores in executors:  # each executor's own node first, before others take its cores
         node = homes[who]
         own = min(cores, left[node])
         given[who][node] += own
@@ -130,7 +130,7 @@ def make_up(placed: Placement, wanted: int, free: Mapping[NodeId, int]) -> dict[
         >>> home, other = NodeId("n0"), NodeId("n1")
         >>> make_up(Placement(home, {home: 1, NodeId("gone"): 2}), 3, {home: 0, other: 5})
         {'n0': 1, 'n1': 2}
-        >>> make_up(Placement(home, {}), 3, {home: 0, other: 0})  # shared: nobody goes without
+        >>> make_up(Placement(home, {}), 3, {home: 0, other: 0})  # shared: none goes without
         {'n0': 1}
     """
     cores = Counter({node: n for node, n in placed.cores.items() if node in free and n})

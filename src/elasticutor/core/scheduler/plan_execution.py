@@ -22,10 +22,10 @@ class CoresInUse:
     """Counts the cores that executors use on every node, executor by executor.
 
     A core is in use from when it is promised until the task on it is gone. Who changes is counted
-    again, and nobody else: a cluster has many executors, and tasks come and go all the time.
+    again, and no other: a cluster has many executors, and tasks come and go all the time.
 
     Args:
-        shared: Executors that have only a part of a core, and so keep nobody from one.
+        shared: Executors that have only a part of a core, and so keep no other from one.
 
     Example:
         >>> a, n = Peer("a"), NodeId("n")
@@ -65,7 +65,7 @@ class PlanExecution:
 
     Args:
         targets: The cores that some executors should have in the end.
-        shared: Executors that share cores with others: they keep nobody from a core of its own.
+        shared: Executors that share cores with others: they keep no other from a core of its own.
 
     Example:
         Both have a core on the only node, which has two; one is to have both.

@@ -5,7 +5,7 @@ to the cores themselves (`core.scheduler.assignment`). Around these the schedule
 long as it can:
 
 - An executor keeps what it has while that lies between what its demand calls for and what it would
-  call for with a reserve on top. Only below does it get more, only above does it give; but nobody
+  call for with a reserve on top. Only below does it get more, only above does it give; but none
   gives for nothing where the reserve would take all cores there are.
 - A change that gains less than a margin is not made. One that gains much is made at once, also
   between two rounds, if what was measured cannot be chance.
@@ -13,7 +13,7 @@ long as it can:
   is at stake, or others need what it has too much of.
 
 What is gained is measured on what the allocation minimises: the expected latency, or, where the
-demand exceeds the cores, the work per core of whoever has the most. Where executors outnumber
+demand exceeds the cores, the most work per core that one has. Where executors outnumber
 cores it is the work per core of the executor or node that has the most.
 """
 
@@ -35,7 +35,7 @@ from elasticutor.core.scheduler.proposal import CoresHeld, Proposal
 __all__ = ["LOOK_S", "CorePlan", "Scheduler", "SchedulerConfig"]
 
 LOOK_S = 0.25
-"""How often whoever drives a scheduler should have it decide, in seconds, or more often."""
+"""How often to call `Scheduler.decide`, in seconds, or more often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class _Memory:
 class Scheduler:
     """Decides how many cores every executor has, and which.
 
-    It has no clock: whoever drives it calls `decide` with each new measurement, more often than
+    It has no clock: the caller calls `decide` with each new measurement, more often than
     every `interval_s`, and carries the plan out.
     """
 

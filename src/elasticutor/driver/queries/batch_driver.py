@@ -1,7 +1,7 @@
 """The epochs of operators that a query feeds, live: `batches` decides, and this enacts.
 
-What it cannot have is here: the mail of the query's tasks, the checkpoint with its clerk, a thread
-that asks how large a stage is, and a clock.
+Here are the mail of the query's tasks, the checkpoint and its writer, a thread that asks how large
+a stage is, and a clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from elasticutor.driver.life.timeouts import Timeouts
 from elasticutor.driver.queries.reports import Reporter
 from elasticutor.driver.scheduling import Interval
 from elasticutor.errors import StaleAttemptError
-from elasticutor.process.batch_errors import AGAIN, ANEW, BatchError
+from elasticutor.process.batch_errors import AGAIN, RERUN, BatchError
 from elasticutor.process.failures import described
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.process.specs import Tempo
@@ -47,9 +47,10 @@ class BatchDriver:
         supervisor: Of the run.
         count: Says how many tasks a stage runs, of how many partitions its data is, and which
             exchange its output is for.
-        checkpoint: Where epochs become durable; None: nowhere, and every execution begins anew.
+        checkpoint: Where epochs become durable; None: nowhere, and every execution begins
+            with no state.
         tempo: How often things are done, and how long an answer may take.
-        credit_bytes: What everybody may send before more is granted.
+        credit_bytes: What a task may send before more is granted.
     """
 
     durable = False
@@ -70,7 +71,7 @@ class BatchDriver:
         self._checkpoint = checkpoint
         self._tempo = tempo
         self._credit_bytes = credit_bytes
-        self._clerk = None if checkpoint is None else CheckpointWriter(checkpoint, hub.post)
+        self._writer = None if checkpoint is None else CheckpointWriter(checkpoint, hub.post)
         self.batches = ba.Batches(
             supervisor.executors,
             committed=Epoch(0) if checkpoint is None else checkpoint.committed,
@@ -83,7 +84,7 @@ class BatchDriver:
         self.idle_since = time.monotonic()
         """When the last task left."""
         self._homes: dict[ba.Ingress, str] = {}
-        """Where those are who have not been admitted yet."""
+        """The machines of tasks that have not been admitted yet."""
         self._closed = False
         self._questions: queue.SimpleQueue[ba.CountTasks | None] = queue.SimpleQueue()
         name = f"stages of {supervisor.run}"
@@ -98,7 +99,7 @@ class BatchDriver:
 
     @property
     def committed(self) -> Epoch:
-        """The newest epoch that whoever runs the batches is known to have committed."""
+        """The newest epoch that the query is known to have committed."""
         return self.batches.committed
 
     @property
@@ -132,10 +133,10 @@ class BatchDriver:
                 self.reporter.hot[who] = shards
 
     def end_last(self) -> None:
-        """Nobody but the query ends its batches."""
+        """No-op: the query ends its batches."""
 
     def go_on(self) -> None:
-        """Nor does anybody else take that back."""
+        """No-op: the query ends its batches."""
 
     # Tasks
 
@@ -171,8 +172,8 @@ class BatchDriver:
                     self.reporter.begin()
                 self._questions.put(order)
             case ba.GoBack(attempt, base):
-                assert self._clerk is not None  # only what is kept goes back
-                self._clerk.go_back(base, lambda error: self._went_back(attempt, error))
+                assert self._writer is not None  # only what is kept goes back
+                self._writer.go_back(base, lambda error: self._went_back(attempt, error))
             case ba.BeginBatch(who=who):
                 self._supervisor.ask(who, order)
             case ba.Admit():
@@ -186,7 +187,7 @@ class BatchDriver:
             case ba.Leave(task):
                 self.idle_since = time.monotonic()
                 if self.batches.idle:
-                    self._completed()  # so that whoever sees the end of the batch sees its report
+                    self._completed()  # so that its report is there at the end of the batch
                 self._answer(task, say.Left(task.task))
             case co.WriteManifest():
                 self._write(order)
@@ -266,15 +267,15 @@ class BatchDriver:
     # The manifest
 
     def _write(self, order: co.WriteManifest) -> None:
-        assert self._clerk is not None  # only what is kept is written
+        assert self._writer is not None  # only what is kept is written
         said = [note for who in order.notes for note in order.notes[who] or ()]
         files = [StateFile.from_note(note) for note in said]
         size = sum(file.size for file in files)
-        self._clerk.commit(order, files, {}, lambda error: self._written(order, size, error))
+        self._writer.commit(order, files, {}, lambda error: self._written(order, size, error))
 
     def _written(self, order: co.WriteManifest, size: int, error: Exception | None) -> None:
         if self._closed:
-            return  # whoever goes on from here finds the manifest
+            return  # the next run finds the manifest
         if error is not None:
             self._supervisor.storage_failed(error)
             return
@@ -292,7 +293,7 @@ class BatchDriver:
     # Time
 
     def tick(self, now: float, absent: bool) -> None:
-        """Let tasks know that the driver is alive, and wait for nobody without end."""
+        """Send heartbeats to tasks, and look for answers that are overdue."""
         for task in self.batches.present:
             self._hub.mail.send(self._name(task), say.Beat())
         at = self.batches
@@ -305,7 +306,7 @@ class BatchDriver:
             return
         self._closed = True
         if self._checkpoint is not None:
-            ends(self._checkpoint)  # before a task is refused: whoever starts again may be quick
+            ends(self._checkpoint)  # before a task is refused: the query may start again at once
         error = self._end_in_words()
         for task in self.batches.present:
             self._refuse(task, error)
@@ -313,7 +314,7 @@ class BatchDriver:
 
     @property
     def _what_helps(self) -> str:
-        return ANEW if self._checkpoint is None else AGAIN
+        return RERUN if self._checkpoint is None else AGAIN
 
     def _end_in_words(self) -> Exception:
         error = self._supervisor.error
@@ -332,5 +333,5 @@ class BatchDriver:
         """Let the next run have the checkpoint."""
         self.stop()
         self._questions.put(None)
-        if self._clerk is not None:
-            self._clerk.close()
+        if self._writer is not None:
+            self._writer.close()

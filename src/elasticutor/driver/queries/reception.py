@@ -55,7 +55,7 @@ _TOO_LATE = BatchError(
 
 @dataclass(frozen=True, slots=True)
 class QuerySeen:
-    """A streaming query, as whoever runs it sees it."""
+    """A streaming query, as the engine that runs it sees it."""
 
     id: str
     run: str
@@ -69,7 +69,7 @@ class QuerySeen:
 
 
 class Ways(Protocol):
-    """What only whoever runs the queries can tell; may take a while."""
+    """What only the engine that runs the queries knows; answers may take a while."""
 
     def query(self, query: str) -> QuerySeen | None:
         """A streaming query that is active; None if it is not."""
@@ -140,9 +140,9 @@ class QueryDriver:
         self._engaged: dict[tuple[object, ...], _Engagement] = {}
         self._idle: list[_Engagement] = []
         self._successions: dict[tuple[object, ...], Succession] = {}
-        """Of those whose executors are gone, or not there yet."""
+        """Of keys whose executors are gone, or not there yet."""
         self._past: dict[str, list[BatchReport]] = {}
-        """Of queries that have ended, or were started anew."""
+        """Of queries that have ended, or were started again."""
         self._watching = False
         self._closed = False
         hub.receptions[frame] = self
@@ -288,7 +288,7 @@ class QueryDriver:
                     other._release(one)
         return settled
 
-    # In threads of their own: whoever runs the queries may take a while to answer
+    # In threads of their own: the engine may take a while to answer
 
     def _in_thread(self, what: Callable[[], None]) -> None:
         threading.Thread(target=what, name=f"reception of {self.frame}", daemon=True).start()
@@ -324,13 +324,13 @@ class QueryDriver:
             self._hub.post(lambda: self._refuse(message, told))
             return
         assert one.query is not None
-        if seen.run == one.query.run:  # somebody has given its jobs another group
+        if seen.run == one.query.run:  # its jobs were given another group
             self._hub.post(lambda: self._hand_over(one, message))
         else:
             self._hub.post(lambda: self._replace(one, message))
 
     def _watch(self) -> None:
-        """Release executors that nobody needs any more; ends when there are none."""
+        """Release executors that no query needs any more; ends when there are none."""
         while not self._hub.over:
             time.sleep(_LOOK_S)
             try:
@@ -342,7 +342,7 @@ class QueryDriver:
                 return  # the cluster is over
 
     def _settle(self, over: list[_Engagement]) -> bool:
-        """Release what nobody needs any more; says whether nothing is left."""
+        """Release what no query needs any more; returns whether nothing is left."""
         for one in over:
             if self._engaged.get(one.key) is not one:
                 continue  # released meanwhile

@@ -1,4 +1,4 @@
-"""What came of each batch of a query: rows, latency, cores, moves and hot shards, by operator."""
+"""The result of each batch of a query: rows, latency, cores, moves and hot shards, by operator."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class OperatorReport:
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """What came of a batch."""
+    """The figures of one batch."""
 
     epoch: Epoch
     attempt: Attempt
@@ -65,7 +65,7 @@ class BatchReport:
 
     @property
     def batch(self) -> int:
-        """Its number, as whoever runs the query counts."""
+        """Its number, as the query counts."""
         return self.epoch - 1
 
     def as_dict(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Reporter:
                 sums.latency.merge(latency[name])
 
     def wrote(self, size: int) -> None:
-        """Increments of so many bytes are durable."""
+        """Note the size of the increments that are durable."""
         self._bytes = size
 
     def end(

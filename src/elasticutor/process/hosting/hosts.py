@@ -19,7 +19,7 @@ from pathlib import Path
 from elasticutor._version import __version__
 from elasticutor.core.protocol.ids import NodeId
 from elasticutor.errors import ElasticutorError
-from elasticutor.process.failures import described_end
+from elasticutor.process.failures import SilentDriverError, described_end
 from elasticutor.process.hosting.directories import SHARED_MEMORY, NodeDirectories, remove_stale
 from elasticutor.process.hosting.zygote import Ended, Fork, Zygote
 from elasticutor.process.specs import NodeSpec, Site
@@ -33,7 +33,7 @@ _TICK_S = 1.0
 SILENCE_S = 30.0
 """How long the driver may be silent before a node, or a host of sources and sinks, ends."""
 SILENT = 75
-"""How a node ends that has not heard of the driver."""
+"""The exit code of a node that got no heartbeat from the driver."""
 _LONG_LIFE_S = 30.0
 """A node that has lasted so long is started again at once when it is lost."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 5.0
@@ -84,7 +84,7 @@ class NodesWanted:
     """What they were called at first; empty: so."""
 
     def renamed(self, suffix: str) -> NodesWanted:
-        """The same under other names: nobody may mistake a node for one that was lost."""
+        """The same under other names, so that no node is mistaken for one that was lost."""
         if not suffix:
             return self
         names = tuple(f"{name}{suffix}" for name in self.names)
@@ -164,7 +164,7 @@ class _Hosted:
 
         Args:
             how: In words; its successor may be heard of before its end is.
-            silent: Because it had not heard of the driver; twice in a row, and there is none.
+            silent: Because it got no heartbeat from the driver; twice in a row, and there is none.
         """
         self._how = how
         self._silences = self._silences + 1 if silent else 0
@@ -183,11 +183,11 @@ class _Hosted:
         self.due_at = float("inf")
 
     def start(self, zygote: Zygote) -> None:
-        """Start it, the first time or anew."""
+        """Start it, for the first time or again."""
         self.name = f"{self._first.node}.{self._lives}" if self._lives else str(self._first.node)
         self._lives += 1
         self._started_at, self.due_at = time.monotonic(), float("inf")
-        for left in Path(self._first.state).iterdir():  # its predecessor's; nobody has it open
+        for left in Path(self._first.state).iterdir():  # its predecessor's, and not open
             shutil.rmtree(left, ignore_errors=True)
         node = NodeId(self.name)
         site = replace(self._first.site, node=node)
@@ -211,7 +211,7 @@ def _await_nodes(zygote: Zygote, mail: Mailbox, nodes: Sequence[_Hosted]) -> Non
                 node.start(zygote)
         mail.wait(min(_TICK_S, *(max(0.0, n.due_at - time.monotonic()) for n in nodes), _TICK_S))
         for _ in mail.receive():
-            mail.drop("a host of nodes is told nothing")
+            mail.drop("a host of nodes takes no messages")
         for told in zygote.receive():
             if isinstance(told, Ended):
                 ended = next(node for node in nodes if node.name == told.name)
@@ -331,9 +331,7 @@ def _await_end(zygote: Zygote, mail: Mailbox, run: str, where: str) -> None:
                 case _:
                     mail.drop(f"{type(message).__name__} is not for a host of sources and sinks")
         if time.monotonic() - heard_at > SILENCE_S:
-            raise ElasticutorError(
-                f"driver of {where}", f"be heard of in {SILENCE_S:g} s", "silence"
-            )
+            raise SilentDriverError.after(SILENCE_S, where)
         if time.monotonic() >= kill_at:
             kill_at = float("inf")
             for name in zygote.living:

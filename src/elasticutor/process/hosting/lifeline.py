@@ -4,7 +4,7 @@ A process that is killed cannot tell its children, so each child sees to it by i
 
 - **Parent-death signal.** On Linux the kernel kills the child as soon as its parent has ended
   (`die_with_parent`). Nothing has to run for that.
-- **Lifeline.** A pipe whose writing end is open in the parent only. Nobody ever writes: that it
+- **Lifeline.** A pipe whose writing end is open in the parent only. It is never written to: that it
   becomes readable means that the parent is gone. It can be polled together with sockets, works on
   every Unix, and `Lifeline.watch` kills the process where there is no parent-death signal.
 

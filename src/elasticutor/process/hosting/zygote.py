@@ -10,7 +10,7 @@ host ──connection── zygote ──forks──▶ node process ──conne
                                                                                      task, ...
 ```
 
-Whoever is *connected* asks for forks and is told when they end. **Nothing survives:**
+A *connected* process asks for forks and learns when they end. **Nothing survives:**
 
 - The host ends, in whatever way: the zygote sees its connection end, kills and reaps every process,
   removes the directories it owns, and ends. It is in a session of its own and ignores Ctrl-C and
@@ -18,7 +18,7 @@ Whoever is *connected* asks for forks and is told when they end. **Nothing survi
 - The zygote is killed: its processes die by their lifelines (`process.hosting.lifeline`), and the
   host, which sees the connection end, removes the directories.
 - A connected process ends: all that was forked on its behalf is killed, and when it has ended too,
-  whoever asked for the connected process is told.
+  the one that asked for the connected process learns of it.
 
 Each process leads a process group of its own, so that what an operator starts is killed with it.
 """
@@ -78,7 +78,7 @@ class Fork:
         elasticutor.errors.BadValueError: target must be 'package.module:function'; got ...
     """
 
-    #: Unique among the living processes of whoever asks. Also its name in `ps` and `top`.
+    #: Unique among the living processes of the one that asks. Also its name in `ps` and `top`.
     name: str
     #: `package.module:function`, called with the payload, and the client if it is connected.
     target: str
@@ -127,7 +127,7 @@ class Kill:
 
 
 class ZygoteClient:
-    """How a connected process asks for others, and is told what became of them.
+    """How a connected process asks for others, and learns what became of them.
 
     Nothing here waits for an answer. Poll `fileno()`, and `receive()` when there is something.
     """

@@ -44,9 +44,9 @@ from elasticutor.state.cache import KeyState, StateCache
 _WORTH_TIMING_S = 10e-6
 """From this mean cost of a row on every row is timed: the clock is then a hundredth of it."""
 _SAMPLED = 16
-"""Of cheaper rows, those of every so many chunks are timed."""
+"""Of cheaper rows, one chunk in this number is timed."""
 _LOOK_S = 200e-6
-"""How long rows are processed before anybody looks for a label: a look costs about 2 µs."""
+"""How long rows are processed between two looks for a label: a look costs about 2 µs."""
 _MOST_AT_ONCE = 16_384
 _SHOWN = 1_000
 _TRACE_SHOWN = 10_000
@@ -115,7 +115,7 @@ class OperatorRunner:
         self._chunks = 0
         self._row_cost_s = 0.0
         self.rows_at_once = 1
-        """How many rows are processed before anybody looks for something more urgent."""
+        """How many rows are processed between two looks for something more urgent."""
 
     def run(
         self, batch: pa.RecordBatch, shards: npt.NDArray[np.int32], part_rows: Sequence[int]
@@ -364,7 +364,7 @@ def _tables(made: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _is_alike(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a checked cast from one to the other is what anybody would expect."""
+    """Whether a checked cast from one to the other is what users expect."""
     is_ = pa.types
     return bool(
         is_.is_null(given)

@@ -7,7 +7,7 @@ ElasticutorError
     ├── LayoutError         written in a layout that this version does not read
     ├── MismatchError       what is in it does not fit the topology
     ├── InUseError          another run has it
-    ├── UncertainError      nobody can tell whether the last manifest was written
+    ├── UncertainError      it is not known whether the last manifest was written
     └── StorageError        the storage refuses: full, read-only, not allowed, not there
         └── AbsentError     there is no such file
 ```
@@ -62,9 +62,9 @@ class InUseError(CheckpointError):
 
 
 class UncertainError(CheckpointError):
-    """Nobody can tell whether an epoch was committed, because the storage does not answer.
+    """It is not known whether an epoch was committed: the storage does not answer.
 
-    Whoever opens the checkpoint next will see.
+    The next one to open the checkpoint will see.
     """
 
 

@@ -55,7 +55,7 @@ def write_increment(
         attempt: The attempt that made the changes.
         epoch: The epoch in which they were made.
         changes: The changed records of each shard, with one for each key.
-        inline: Up to so many bytes nothing is written here: the manifest will have them inside,
+        inline: Up to this number of bytes, nothing is written here: the manifest has them inside,
             and is durable or not as a whole.
 
     Returns:

@@ -168,7 +168,7 @@ class TypedValues:
         shapes: npt.NDArray[np.int8],
         keys: Sequence[bytes],
     ) -> list[pa.Array]:
-        # With and without padding at once only if somebody changed between the two.
+        # With and without padding at once only if it was changed between the two.
         codes = shapes[places]
         parts: list[list[pa.Array]] = []
         order: list[npt.NDArray[np.intp]] = []

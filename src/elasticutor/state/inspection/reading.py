@@ -266,7 +266,7 @@ class StateReader:
             epoch: As of which epoch; the newest by default.
             limit: How many at most; all by default.
             unpickle: Whether to unpickle what is pickled. That runs code which is in the
-                checkpoint: do it only if you trust whoever can write there.
+                checkpoint: do it only if you trust all who can write there.
 
         Raises:
             BadValueError: There is no such operator.
