@@ -47,7 +47,8 @@ class Backend(Protocol):
     def transaction(self) -> AbstractContextManager[object]:
         """Let everything inside be one write: all of it is kept, or after an exception nothing.
 
-        Nothing else is written meanwhile, so what is read inside still holds when it is done. One within another joins it.
+        Nothing else is written meanwhile, so what is read inside still holds when it is done. One
+        within another joins it.
         """
 
     def reading(self) -> AbstractContextManager[object]:

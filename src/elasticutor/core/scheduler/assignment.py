@@ -22,8 +22,8 @@ Where this module departs from the paper, or fills in what it leaves out:
   one, and its owner gets one elsewhere. Without this, one crowded node would double φ for all.
 - *Trades.* Serving one by one can end far from the best: a small executor is in the only core
   near a large one, and has no core too many. So in the end executors trade cores, the only one of
-  an executor too, while that saves bytes. One that was at rest is disturbed only if it saves clearly
-  more than it costs.
+  an executor too, while that saves bytes. One at rest is disturbed only if it saves clearly more
+  than it costs.
 """
 
 from __future__ import annotations

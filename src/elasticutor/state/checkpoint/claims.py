@@ -2,8 +2,8 @@
 
 A claim is a file of its own, named by a number and by chance. A run that wants the checkpoint
 writes the next number, then looks: if another has written the same one, both take theirs back and
-try again. So no two ever hold the same number, whatever the storage, as long as a file that was written
-is seen by everyone who lists the folder afterwards.
+try again. So no two ever hold the same number, whatever the storage, as long as a file that was
+written is seen by all who list the folder afterwards.
 
 A later claim wins. The holder of an earlier one looks before and after each manifest that it
 writes; what it commits after the next claim's first look is void, and it learns so.
