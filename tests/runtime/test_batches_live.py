@@ -20,7 +20,7 @@ from elasticutor.core.protocol.batches import Ingress
 from elasticutor.core.protocol.ids import Epoch
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.queries.batch_driver import BatchDriver
-from elasticutor.driver.queries.reception import QueryDriver, QuerySeen, goes_on
+from elasticutor.driver.queries.query_driver import QueryDriver, QuerySeen, goes_on
 from elasticutor.driver.run import Run
 from elasticutor.errors import ElasticutorError
 from elasticutor.operator import Operator, OperatorError, State

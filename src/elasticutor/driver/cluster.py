@@ -33,7 +33,7 @@ from elasticutor.driver.life.epochs import EpochDriver, RunEpochs
 from elasticutor.driver.life.phases import RunPhase, Terms
 from elasticutor.driver.life.supervisor import Supervisor
 from elasticutor.driver.queries.batch_driver import BatchDriver
-from elasticutor.driver.queries.reception import QueryDriver
+from elasticutor.driver.queries.query_driver import QueryDriver
 from elasticutor.driver.run import Run
 from elasticutor.driver.scheduling import CoreScheduler
 from elasticutor.errors import BadValueError

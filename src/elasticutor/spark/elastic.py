@@ -20,7 +20,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 
 from elasticutor.driver.checkpoints import ENDING
 from elasticutor.driver.cluster import LATENCY_TARGET_S, BaseCluster
-from elasticutor.driver.queries.reception import QueryDriver, QuerySeen, goes_on
+from elasticutor.driver.queries.query_driver import QueryDriver, QuerySeen, goes_on
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
 from elasticutor.operator import Operator

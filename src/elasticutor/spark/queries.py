@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from elasticutor.driver.queries.reception import QuerySeen
+from elasticutor.driver.queries.query_driver import QuerySeen
 from elasticutor.errors import BadValueError
 from elasticutor.spark.ingest import PREFIX
 
