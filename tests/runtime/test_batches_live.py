@@ -27,7 +27,7 @@ from elasticutor.operator import Operator, OperatorError, State
 from elasticutor.plan import OperatorPlan, Plan
 from elasticutor.process import ingress
 from elasticutor.process.batch_errors import BatchError
-from elasticutor.process.ingress import Feed, Station
+from elasticutor.process.ingress import Connection, Feed
 from elasticutor.schemas import to_arrow
 from elasticutor.state.checkpoint import MismatchError
 from elasticutor.topology import pickled
@@ -151,7 +151,7 @@ class Engine:
 @pytest.fixture(autouse=True)
 def station(shared_cluster: ProcessCluster) -> Iterator[None]:
     yield
-    Station.of(shared_cluster.bootstrap).close()
+    Connection.of(shared_cluster.bootstrap).close()
 
 
 def by_key(rows: Rows) -> Rows:
@@ -325,7 +325,7 @@ def test_a_node_that_joins_while_a_query_runs_can_have_its_tasks(
         assert engine.live.id == run.id  # no other executors had to be started
         assert made == (folded(batches) if keeps else [folded([rows])[0] for rows in batches])
         engine.end()
-        Station.of(cluster.bootstrap).close()
+        Connection.of(cluster.bootstrap).close()
 
 
 class Failing(Operator):

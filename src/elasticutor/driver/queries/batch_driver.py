@@ -1,4 +1,4 @@
-"""The epochs of operators that a query feeds, live: `batches` decides, and this enacts.
+"""Enacts what `core.protocol.batches` decides about the epochs of operators that a query feeds.
 
 Here are the mail of the query's tasks, the checkpoint and its writer, a thread that asks how large
 a stage is, and a clock.
@@ -40,11 +40,11 @@ log = logging.getLogger(__name__)
 
 
 class BatchDriver:
-    """Drives the batches of one query's operators, or of one action's. Lives in the hub's thread.
+    """Drives the batches of the operators of one query or action, in the driver's loop.
 
     Args:
-        hub: Whose thread.
-        supervisor: Of the run.
+        hub: The driver's loop.
+        supervisor: The run's.
         count: Says how many tasks a stage runs, of how many partitions its data is, and which
             exchange its output is for.
         checkpoint: Where epochs become durable; None: nowhere, and every execution begins
@@ -54,7 +54,7 @@ class BatchDriver:
     """
 
     durable = False
-    """What is lost ends the run: the query runs its batch again, with another one."""
+    """False: a loss ends the run, and the query runs its batch again with another one."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class BatchDriver:
 
     @property
     def attempt(self) -> Attempt:
-        """The current one."""
+        """The current attempt."""
         return self.batches.attempt
 
     @property
@@ -108,16 +108,16 @@ class BatchDriver:
         return None if self._checkpoint is None else self._checkpoint.location.uri
 
     def waiting_for(self) -> list[str]:
-        """Why nothing happens, in words."""
+        """What the batch waits for, in words."""
         return self.batches.waiting_for()
 
     def start(self) -> None:
-        """All executors are up: tasks may come."""
+        """Let tasks come: all executors are up."""
         self.started = True
         self._supervisor.sources_started()
 
     def handle(self, event: co.CoordinatorEvent) -> None:
-        """An executor has answered."""
+        """Take an executor's answer."""
         match event:
             case co.ParticipantReady(who, attempt):
                 self._decide(ba.ExecutorReady(who, attempt))
@@ -125,7 +125,7 @@ class BatchDriver:
                 self._decide(ba.ExecutorPrepared(who, attempt, epoch, note))
 
     def note(self, who: Peer, report: Any) -> None:
-        """An executor has reported something for the record."""
+        """Take what an executor reports for the record."""
         match report:
             case do.ReportMove():
                 self.reporter.moves[who] += 1
@@ -141,7 +141,7 @@ class BatchDriver:
     # Tasks
 
     def arrive(self, message: say.Arrive) -> None:
-        """A task of the query wants to send."""
+        """Admit a task of the query, or let it wait, or refuse it."""
         self._hub.mail.know(self._name(message.task), message.endpoint)
         self._homes[message.task] = message.home
         if self._closed:
@@ -150,7 +150,7 @@ class BatchDriver:
             self._decide(ba.TaskArrived(message.task))
 
     def done(self, message: say.PartitionDone) -> None:
-        """A task has all of its outputs."""
+        """Note that a task has all of its outputs."""
         if message.attempt == self.batches.attempt:
             self.reporter.add(message.rows_in, message.rows_out, message.latency)
         self._decide(ba.TaskDone(message.task, message.attempt))
@@ -199,7 +199,7 @@ class BatchDriver:
         self._supervisor.answers.notify()
 
     def _ask(self) -> None:
-        """Find out about one stage after the other, in a thread that keeps its way to the JVM."""
+        """Count tasks of one stage after the other, in a thread that keeps its way to the JVM."""
         ask_for_short_slices()
         while (order := self._questions.get()) is not None:
             self._find_out(order)
@@ -242,7 +242,7 @@ class BatchDriver:
         )
 
     def _beside(self, home: str) -> tuple[NodeId, str]:
-        """A node on the same machine, best one with an executor's main process."""
+        """A node on the same machine, preferably one with an executor's main process."""
         near = [node for node, seen in sorted(self._hub.nodes.items()) if seen.home == home]
         mains = {self._supervisor.home(who) for who in self._supervisor.executors}
         for node in (*(node for node in near if node in mains), *near):
@@ -301,7 +301,7 @@ class BatchDriver:
         self._lateness.look(now, stage, at.missing, at.waiting_for)
 
     def stop(self) -> None:
-        """The run is over: no task that is here can go on."""
+        """Refuse all tasks that are here: the run is over."""
         if self._closed:
             return
         self._closed = True
@@ -330,7 +330,7 @@ class BatchDriver:
         return error
 
     def close(self) -> None:
-        """Let the next run have the checkpoint."""
+        """Stop, and release the checkpoint to the next run."""
         self.stop()
         self._questions.put(None)
         if self._writer is not None:

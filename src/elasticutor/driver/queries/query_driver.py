@@ -1,7 +1,7 @@
-"""Where the tasks of a query's elastic DataFrame are received: on the driver.
+"""Serves the tasks of an elastic DataFrame: starts executors, and releases them in the end.
 
-The first task of a query, or of an action on a batch DataFrame, has the operators' executors
-started; all others join it there. When the query is over, they are released.
+The first task of a query, or of an action on a batch DataFrame, starts the operators' executors;
+all others join it there. When the query is over, its executors are released.
 
 | | state belongs to | begins with | is released |
 |---|---|---|---|
@@ -59,13 +59,13 @@ class QuerySeen:
 
     id: str
     run: str
-    """Another one each time that it is started."""
+    """Of this start: each start has another one."""
     folder: str
     """Where it keeps its checkpoint; empty if that is not known."""
     refused: str = ""
     """Why it cannot be served, in words; empty if it can."""
     operators: frozenset[str] = frozenset()
-    """What the states of its elastic operators are called, as far as is known."""
+    """The names under which its elastic operators keep state, as far as is known."""
 
 
 class Ways(Protocol):
@@ -96,16 +96,16 @@ epoch that is to come."""
 
 
 @dataclass(slots=True, eq=False)
-class _Engagement:
+class _Executors:
     """The executors of one query, or of one action."""
 
     key: tuple[object, ...]
     query: QuerySeen | None = None
     run: Run | None = None
-    """None while they are started."""
+    """None while it starts."""
     waiting: list[say.Arrive] = field(default_factory=list)
     stage: int = 0
-    """The newest."""
+    """The newest one that fed them."""
 
     @property
     def driver(self) -> BatchDriver:
@@ -120,12 +120,12 @@ class _Engagement:
 
 
 class QueryDriver:
-    """Receives the tasks of one elastic DataFrame.
+    """Serves the tasks of one elastic DataFrame.
 
     Args:
-        hub: Of the cluster.
+        hub: The driver's loop of the cluster.
         frame: The name under which its tasks ask for it.
-        ways: What is known about queries.
+        ways: Answers what only the engine knows about queries.
         start: Starts executors.
     """
 
@@ -137,8 +137,8 @@ class QueryDriver:
         self.frame = frame
         self._ways = ways
         self._start = start
-        self._engaged: dict[tuple[object, ...], _Engagement] = {}
-        self._idle: list[_Engagement] = []
+        self._active: dict[tuple[object, ...], _Executors] = {}
+        self._idle: list[_Executors] = []
         self._successions: dict[tuple[object, ...], Succession] = {}
         """Of keys whose executors are gone, or not there yet."""
         self._past: dict[str, list[BatchReport]] = {}
@@ -149,13 +149,13 @@ class QueryDriver:
 
     @property
     def runs(self) -> list[Run]:
-        """Those that are there, of queries and actions."""
-        every = [*self._engaged.values(), *self._idle]
+        """The runs that serve queries and actions now."""
+        every = [*self._active.values(), *self._idle]
         return [one.run for one in every if one.run is not None and not one.over]
 
     def run_of(self, query: str) -> Run | None:
         """The run that serves a query."""
-        one = self._engaged.get((query,))
+        one = self._active.get((query,))
         return None if one is None or one.over else one.run
 
     def checkpoint_of(self, query: str, operator: str) -> str | None:
@@ -168,18 +168,18 @@ class QueryDriver:
         return epochs.checkpoint if operator in names and isinstance(epochs, BatchDriver) else None
 
     def reports_of(self, query: str) -> list[BatchReport]:
-        """What came of the last batches of a query, the newest last."""
-        one = self._engaged.get((query,))
+        """The reports of the last batches of a query, the newest last."""
+        one = self._active.get((query,))
         now = [] if one is None or one.run is None else list(one.driver.reporter.reports)
         return [*self._past.get(query, ()), *now][-_KEPT:]
 
     # In the hub's thread
 
     def take(self, message: say.Arrive) -> None:
-        """A task has come."""
+        """Hand a task to the executors of its query or action; start them if there are none."""
         task = message.task
         key = (message.query,) if message.query else (task.execution, task.stage)
-        one = self._engaged.get(key)
+        one = self._active.get(key)
         if one is not None and one.over:
             self._release(one)
             one = None
@@ -187,7 +187,7 @@ class QueryDriver:
             if not self._succession(key).may_begin(task):
                 self._refuse(message, _TOO_LATE)
                 return
-            one = self._engage(key, message)
+            one = self._executors_for(key, message)
         if one.run is None:
             self._hub.mail.know(self._name(message), message.endpoint)
             one.waiting.append(message)
@@ -196,17 +196,17 @@ class QueryDriver:
         else:
             self._hand_over(one, message)
 
-    def _hand_over(self, one: _Engagement, message: say.Arrive) -> None:
-        """Let a task come to the run that is there."""
+    def _hand_over(self, one: _Executors, message: say.Arrive) -> None:
+        """Hand a task to the run that is there."""
         one.stage = max(one.stage, message.task.stage)
         self._succession(one.key).saw(message.task)
         one.driver.arrive(message)
 
-    def _engage(self, key: tuple[object, ...], message: say.Arrive) -> _Engagement:
+    def _executors_for(self, key: tuple[object, ...], message: say.Arrive) -> _Executors:
         self._idle = [one for one in self._idle if not one.over]
-        one = self._idle.pop() if self._idle and not message.query else _Engagement(key)
+        one = self._idle.pop() if self._idle and not message.query else _Executors(key)
         one.key = key
-        self._engaged[key] = one
+        self._active[key] = one
         if one.run is None:
             self._in_thread(lambda: self._begin(one, message))
         if not self._watching:
@@ -214,10 +214,10 @@ class QueryDriver:
             self._in_thread(self._watch)
         return one
 
-    def _begun(self, one: _Engagement, run: Run) -> None:
+    def _begun(self, one: _Executors, run: Run) -> None:
         one.run = run
         self._succession(one.key).bequeath(one.driver.batches)
-        if self._closed or self._engaged.get(one.key) is not one:
+        if self._closed or self._active.get(one.key) is not one:
             self._release(one)
         waiting, one.waiting = one.waiting, []
         for message in waiting:
@@ -227,9 +227,9 @@ class QueryDriver:
             else:
                 self.take(message)  # it may be of a later start of the query
 
-    def _failed(self, one: _Engagement, error: Exception) -> None:
-        if self._engaged.get(one.key) is one:
-            del self._engaged[one.key]
+    def _failed(self, one: _Executors, error: Exception) -> None:
+        if self._active.get(one.key) is one:
+            del self._active[one.key]
         for message in one.waiting:
             self._succession(one.key).owes(message.task.epoch)
             self._refuse(message, error)
@@ -250,9 +250,9 @@ class QueryDriver:
         self._hub.mail.send(name, say.Refused(message.task.task, *described(error)))
         self._hub.mail.forget(name)
 
-    def _release(self, one: _Engagement) -> None:
-        if self._engaged.get(one.key) is one:
-            del self._engaged[one.key]
+    def _release(self, one: _Executors) -> None:
+        if self._active.get(one.key) is one:
+            del self._active[one.key]
         if one in self._idle:
             self._idle.remove(one)
         if one.run is not None:
@@ -264,23 +264,23 @@ class QueryDriver:
                 if len(self._past) > _QUERIES:
                     self._past.pop(next(iter(self._past)))
 
-    def _replace(self, one: _Engagement, message: say.Arrive) -> None:
-        """The query was started again before its end was noticed."""
+    def _replace(self, one: _Executors, message: say.Arrive) -> None:
+        """Serve a query that was started again before its end was noticed."""
         self._release(one)
         self.take(message)
 
     def _end_earlier(self, query: QuerySeen) -> bool:
-        """Release what serves an earlier start of a query, for whichever DataFrame.
+        """Release the executors of an earlier start of a query, for all DataFrames.
 
-        It may be started again before its end is noticed, and then it needs its checkpoint.
+        A query may start again before its end is noticed, and then it needs its checkpoint.
 
         Returns:
-            Whether none of them is just about to start.
+            Whether no executors of such a start are still starting.
         """
         settled = True
         for other in self._hub.receptions.values():
             assert isinstance(other, QueryDriver)  # there are no others
-            one = other._engaged.get((query.id,))
+            one = other._active.get((query.id,))
             if one is not None and one.query is not None and one.query.run != query.run:
                 if one.run is None:
                     settled = False
@@ -291,9 +291,9 @@ class QueryDriver:
     # In threads of their own: the engine may take a while to answer
 
     def _in_thread(self, what: Callable[[], None]) -> None:
-        threading.Thread(target=what, name=f"reception of {self.frame}", daemon=True).start()
+        threading.Thread(target=what, name=f"queries of {self.frame}", daemon=True).start()
 
-    def _begin(self, one: _Engagement, message: say.Arrive) -> None:
+    def _begin(self, one: _Executors, message: say.Arrive) -> None:
         try:
             if message.query:
                 one.query = seen = self._seen(message.query)
@@ -301,10 +301,10 @@ class QueryDriver:
                     time.sleep(_LOOK_S)
             run = self._start(one.query, message.task.epoch)
         except Exception as error:
-            told = error  # `error` is gone when the other thread looks
+            reason = error  # `error` is gone when the other thread looks
             if not isinstance(error, ElasticutorError):
                 log.exception("executors of %s could not be started", self.frame)
-            self._hub.post(lambda: self._failed(one, told))
+            self._hub.post(lambda: self._failed(one, reason))
         else:
             self._hub.post(lambda: self._begun(one, run))
 
@@ -316,12 +316,12 @@ class QueryDriver:
             raise BatchError("query", "be one that can be served", seen.refused)
         return seen
 
-    def _see_whether_same(self, one: _Engagement, message: say.Arrive) -> None:
+    def _see_whether_same(self, one: _Executors, message: say.Arrive) -> None:
         try:
             seen = self._seen(message.query)
         except Exception as error:
-            told = error
-            self._hub.post(lambda: self._refuse(message, told))
+            reason = error
+            self._hub.post(lambda: self._refuse(message, reason))
             return
         assert one.query is not None
         if seen.run == one.query.run:  # its jobs were given another group
@@ -334,34 +334,34 @@ class QueryDriver:
         while not self._hub.over:
             time.sleep(_LOOK_S)
             try:
-                engaged = self._hub.call(lambda: [e for e in self._engaged.values() if e.run])
-                over = [e for e in engaged if not goes_on(self._ways, e.query, e.stage)]
+                active = self._hub.call(lambda: [e for e in self._active.values() if e.run])
+                over = [e for e in active if not goes_on(self._ways, e.query, e.stage)]
                 if self._hub.call(partial(self._settle, over)):
                     return
             except ElasticutorError:
                 return  # the cluster is over
 
-    def _settle(self, over: list[_Engagement]) -> bool:
+    def _settle(self, over: list[_Executors]) -> bool:
         """Release what no query needs any more; returns whether nothing is left."""
         for one in over:
-            if self._engaged.get(one.key) is not one:
+            if self._active.get(one.key) is not one:
                 continue  # released meanwhile
             if one.query is None and not one.over and one.driver.batches.idle:
-                del self._engaged[one.key]
+                del self._active[one.key]
                 if one.driver.batches.phase is BatchPhase.DURABLE:
                     self._successions.pop(one.key, None)  # what is run again is run as a whole
                 one.driver.idle_since = time.monotonic()
                 self._idle.append(one)
             else:  # the query has ended, or the action was cancelled
                 self._release(one)
-        for one in self._engaged.values():
+        for one in self._active.values():
             for message in one.waiting:  # executors may take a while to start
                 self._hub.mail.send(self._name(message), say.Beat())
         now = time.monotonic()
         for one in list(self._idle):
             if one.over or now - one.driver.idle_since > _LINGER_S:
                 self._release(one)
-        if self._engaged or self._idle:
+        if self._active or self._idle:
             return False
         self._watching = False
         return True
@@ -370,5 +370,5 @@ class QueryDriver:
         """Release everything; in the hub's thread."""
         self._closed = True
         self._hub.receptions.pop(self.frame, None)
-        for one in [*self._engaged.values(), *self._idle]:
+        for one in [*self._active.values(), *self._idle]:
             self._release(one)
