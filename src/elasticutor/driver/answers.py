@@ -14,7 +14,7 @@ from elasticutor.transport.packets import open_batch
 
 
 class Answers:
-    """Filled by the hub's thread, and read by others under `changed`."""
+    """Filled by the driver's loop, and read by other threads under `changed`."""
 
     def __init__(self, plan: Plan) -> None:
         self.changed = threading.Condition()
@@ -32,7 +32,7 @@ class Answers:
                 self.collected[sink.name] = EpochMemory(sink.schema, made.max_rows)
 
     def collect(self, message: say.Collected) -> None:
-        """A batch of a memory sink.
+        """Keep a batch of a memory sink.
 
         Raises:
             SinkError: It has more rows than it may keep.
@@ -43,13 +43,13 @@ class Answers:
                 self.collected[message.who].write(message.attempt, message.epoch, batch)
 
     def begin(self, attempt: Attempt) -> None:
-        """What is not committed will come again."""
+        """Drop what is not committed: it will come again."""
         with self.changed:
             for memory in self.collected.values():
                 memory.begin(attempt)
 
     def commit(self, epoch: Epoch) -> None:
-        """What came with this epoch counts."""
+        """Keep what came with this epoch for good."""
         with self.changed:
             for memory in self.collected.values():
                 memory.commit(epoch)

@@ -38,7 +38,7 @@ _RETURN = (Route("", (), (Peer(""),)),)
 
 
 def in_paradigm(plan: Plan, paradigm: Paradigm) -> Plan:
-    """The plan as a paradigm has it.
+    """The plan with the executors that a paradigm has.
 
     In the static and the resource-centric one, every core is an executor of its own; in the latter
     all executors of an operator know all of its shards.
@@ -90,7 +90,7 @@ class _Shared:
 
 
 class Blueprint:
-    """What the processes of one run are told."""
+    """Makes the specifications of one run's processes."""
 
     def __init__(
         self,
@@ -116,13 +116,13 @@ class Blueprint:
         self._shared: dict[str, _Shared] = {}
 
     def site(self, node: NodeId, life: int = 0) -> Site:
-        """A process on a node."""
+        """The site of a process on a node."""
         seen = self._hub.nodes[node]
         hub = self._hub
         return Site(self._run, node, seen.sockets, seen.host, hub.keys, hub.endpoint, life)
 
     def site_elsewhere(self, host: say.EndsHostUp, life: int = 0) -> Site:
-        """A process on no node."""
+        """The site of a process on no node."""
         name = NodeId(f"ends-{host.number}")
         hub = self._hub
         return Site(
@@ -130,7 +130,7 @@ class Blueprint:
         )
 
     def executor(self, who: Peer, placed: Placement, life: int = 0) -> say.StartExecutor:
-        """A main process, for the node that it is placed on."""
+        """The order to start a main process, for the node that it is placed on."""
         operator = self._plan.stage_of(who)
         assert isinstance(operator, OperatorPlan)  # the caller knows its executors
         shared = self._shared.get(operator.name)
@@ -219,7 +219,7 @@ class Blueprint:
             yield "sink", sink.name, make
 
     def _routes(self, stage: SourcePlan | OperatorPlan) -> tuple[Route, ...]:
-        """Where its stream goes."""
+        """The routes of a stage's stream."""
         stream = stage.schema if isinstance(stage, SourcePlan) else stage.output
         operators = {operator.name: operator for operator in self._plan.operators}
         routes = []

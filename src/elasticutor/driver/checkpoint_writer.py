@@ -45,7 +45,7 @@ class CheckpointWriter:
         notes: Mapping[Peer, Any],
         then: Callable[[Exception | None], None],
     ) -> None:
-        """Write a manifest; then tell, in the hub's thread, what kept it from being there."""
+        """Write a manifest; then pass the error, or None, to `then` in the driver's loop."""
         named = {str(who): note for who, note in notes.items()}
         commit = partial(self._checkpoint.commit, order.epoch, order.attempt, files, named)
         self._do(lambda: with_patience(commit), then)

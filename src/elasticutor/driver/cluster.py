@@ -1,6 +1,6 @@
 """Clusters: nodes that offer cores, and the runs on them.
 
-`BaseCluster` is all of a cluster but how its processes come to be: `elasticutor.spark.Cluster` has
+`BaseCluster` is all of a cluster but the start of its processes: `elasticutor.spark.Cluster` has
 Spark host them, `elasticutor.driver.process_cluster.ProcessCluster` starts them on this machine.
 """
 
@@ -69,7 +69,7 @@ tiny ones while shards are about to leave cost CPU time (a chunk takes a millise
 processes), and only let a move of an operator that takes chunks as a whole begin sooner."""
 
 _LONG_S = 30.0
-"""Nodes that have lasted so long are started again at once when all are lost."""
+"""Nodes that have lasted this long are started again at once when all are lost."""
 
 
 class BaseCluster(ABC):
@@ -113,10 +113,10 @@ class BaseCluster(ABC):
 
     @abstractmethod
     def _start_nodes(self, generation: int = 0) -> None:
-        """Have the nodes hosted; does not wait for them.
+        """Start hosts of the nodes, without waiting for them.
 
         Args:
-            generation: How often they have all been lost: then others take their places.
+            generation: How often all nodes were lost; each generation has names of its own.
         """
 
     @abstractmethod
@@ -125,11 +125,11 @@ class BaseCluster(ABC):
 
     @abstractmethod
     def _start_ends(self, supervisor: Supervisor, numbers: Sequence[int]) -> None:
-        """Have hosts of these numbers for a run's sources and sinks; does not wait for them."""
+        """Start hosts of these numbers for a run's sources and sinks, without waiting for them."""
 
     @abstractmethod
     def _stop_hosts(self) -> None:
-        """Wait for the hosts to end, or make them; nothing may be left."""
+        """Wait for the hosts to end, and kill those that do not."""
 
     def _hosts_for(self, ends: int) -> int:
         """How many hosts this number of sources and sinks should have."""
@@ -330,7 +330,7 @@ class BaseCluster(ABC):
 
     @property
     def hub(self) -> DriverLoop:
-        """The driver's end of it."""
+        """The driver's loop."""
         return self._hub
 
     @property
@@ -340,19 +340,19 @@ class BaseCluster(ABC):
 
     @property
     def stopped(self) -> bool:
-        """Whether it is over."""
+        """Whether it was stopped."""
         return self._stopped
 
     @property
     def receptions(self) -> list[QueryDriver]:
-        """Where the tasks of elastic DataFrames are received."""
+        """Those that serve elastic DataFrames."""
         return [one for one in list(self._hub.receptions.values()) if isinstance(one, QueryDriver)]
 
     def metrics(self) -> dict[str, Any]:
-        """How everything on the cluster is doing, as plain values.
+        """The figures of the cluster and its runs, as plain values.
 
         `nodes` and `freeCores` by node; `runs`, each with its topology or query, what was measured
-        lately, and for a query what came of its last batch.
+        lately, and the last batch of a query.
         """
         return {
             "nodes": self.nodes,
@@ -426,7 +426,7 @@ class BaseCluster(ABC):
         return started
 
     def _all_nodes_lost(self, reason: str) -> None:
-        """Whatever hosts the nodes has ended; others take their places, if a run needs them.
+        """Drop all nodes, whose hosts have ended; start others if a run needs them.
 
         Called in any thread.
         """
@@ -449,7 +449,7 @@ class BaseCluster(ABC):
             self._hub.post(lose)
 
     def _restart_ends(self, supervisor: Supervisor, numbers: Sequence[int]) -> None:
-        """From the hub's thread, which must not wait for processes to start."""
+        """Start hosts in a thread: the driver's loop does not wait for processes to start."""
         start = partial(self._start_ends, supervisor, numbers)
         threading.Thread(target=start, name="hosts of sources and sinks", daemon=True).start()
 
@@ -489,7 +489,7 @@ class BaseCluster(ABC):
 
 
 def _await_running(supervisor: Supervisor) -> None:
-    """Every phase has its own time-out in the supervisor, so this one always ends."""
+    """Wait until a run is up; every phase has a time-out of its own, so this always ends."""
     with supervisor.changed:
         while supervisor.phase is RunPhase.STARTING:
             supervisor.changed.wait(0.2)

@@ -1,4 +1,4 @@
-"""Everything notable that happened in a run, in order, kept as JSON lines.
+"""The journal of a run: every notable event, in order, as JSON lines.
 
 Every event has `time` (seconds since 1970), `kind`, and what goes with that kind: its cause, how
 long it took and how many bytes it moved.
@@ -82,7 +82,7 @@ class Journal:
 
 
 def note_report(journal: Journal, who: Peer, report: Any) -> None:
-    """Write down what an executor has reported: one of `REPORTS`."""
+    """Write what an executor has reported: one of `REPORTS`."""
     match report:
         case do.ReportMove():
             journal.write(
@@ -116,7 +116,7 @@ def note_report(journal: Journal, who: Peer, report: Any) -> None:
 
 
 def note_staff(journal: Journal, message: say.Staff) -> None:
-    """Write down that a task has come or gone."""
+    """Write that a task has come or gone."""
     if message.cause:
         kind = "core granted" if message.cause.endswith("started") else "core taken"
         journal.write(

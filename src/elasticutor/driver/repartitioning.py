@@ -1,4 +1,4 @@
-"""Leading an operator's shards from executor to executor, in the resource-centric paradigm.
+"""Leads an operator's shards from executor to executor, in the resource-centric paradigm.
 
 The protocol is `core.protocol.repartition`; this carries its messages, between the driver, the
 sources, the executors and the nodes that keep the operator's shared stores.
@@ -74,7 +74,7 @@ class Lead:
         return self._core.step is not rc.Step.IDLE
 
     def loads(self, message: say.ShardLoadsMeasured) -> None:
-        """An executor has said how much each shard is to do."""
+        """Note how much each shard of an executor has to do."""
         self._loads[message.who] = message.loads
 
     def tick(self, *, may_begin: bool) -> None:
@@ -93,7 +93,7 @@ class Lead:
         return [f"shards of {self.operator}, {words}" for words in self._core.waiting_for()]
 
     def take(self, what: Any) -> None:
-        """An answer of a source, an executor or a node."""
+        """Take an answer of a source, an executor or a node."""
         self._enact(self._core.handle(what, time.monotonic()))
 
     def _enact(self, orders: Sequence[rc.Order]) -> None:
@@ -158,12 +158,12 @@ class Leads:
         return any(lead.busy for lead in self._leads.values())
 
     def tick(self, *, may_begin: bool) -> None:
-        """Let every one look at the clock."""
+        """Let each lead look at the clock."""
         for lead in self._leads.values():
             lead.tick(may_begin=may_begin)
 
     def loads(self, message: say.ShardLoadsMeasured) -> None:
-        """An executor has said how much each shard is to do."""
+        """Note how much each shard of an executor has to do."""
         self._leads[message.who.rpartition(".")[0]].loads(message)
 
     def take(self, who: Peer, what: Any) -> None:

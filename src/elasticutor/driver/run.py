@@ -44,7 +44,7 @@ class Run:
 
     @property
     def supervisor(self) -> Supervisor:
-        """The driver's side of it; for the hub's thread."""
+        """The driver's side of it; for the driver's loop."""
         return self._supervisor
 
     @property
@@ -64,7 +64,7 @@ class Run:
         return self._supervisor.ledger.metrics()
 
     def as_dict(self) -> dict[str, Any]:
-        """What it is, how it is doing, and of a query what came of its last batch: plain values."""
+        """Its name, its figures, and the last batch of a query, as plain values."""
         supervisor = self._supervisor
         told: dict[str, Any] = {
             "name": supervisor.plan.name,
@@ -174,7 +174,7 @@ class Run:
             self._await(there, timeout_s, f"{who} to have the cores {dict(enough)}")
 
     def _change_cores(self, who: Peer, cores: int | Mapping[str, int]) -> dict[NodeId, int]:
-        """Check and send them; in the hub's thread, so that no other cores change meanwhile."""
+        """Check and send them; in the driver's loop, so that no other cores change meanwhile."""
         supervisor = self._supervisor
         if supervisor.phase is not RunPhase.RUNNING:
             raise RunError(f"run {self.id}", "be running", f"is {supervisor.phase.value}")
@@ -209,7 +209,7 @@ class Run:
         self._hub.call(lambda: self._supervisor.by_hand.discard(who))
 
     def move(self, operator: str, executor: int, shard: int, task: int) -> None:
-        """Ask for a shard to be moved to a task; `events("shard moved")` tells when it is there.
+        """Ask for a shard to be moved to a task; `events("shard moved")` shows when it is there.
 
         Nothing comes of it if the shard is on the move, or if the node that it should go to has
         not yet dropped the copy that it had before; then ask again.
@@ -250,7 +250,7 @@ class Run:
         self._raise()
 
     def drain(self, timeout_s: float = 60.0) -> None:
-        """Let the sources stop, and wait until all that they have sent is processed.
+        """Stop the sources, and wait until all that they have sent is processed.
 
         With `keep=True` the processes stay, and `state` can be read; otherwise the run ends.
         """
@@ -328,7 +328,7 @@ class Run:
         raise TimeoutError(f"waited {timeout_s:g} s for {what}; {supervisor.phase.value}\n{waits}")
 
     def _explained(self) -> Iterator[str]:
-        """Why it takes so long: asks every executor, and does not wait long for the answers."""
+        """Ask every executor what it waits for; answers that take long are left out."""
         supervisor = self._supervisor
         executors = list(supervisor.cores)
         yield from supervisor.epochs.waiting_for()

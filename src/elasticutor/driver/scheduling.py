@@ -1,7 +1,7 @@
-"""The scheduler at work: a thread on the driver that looks, decides, and has cores handed out.
+"""Drives the scheduler: a thread on the driver that looks, decides, and hands cores out.
 
-It decides nothing itself: `core.scheduler.scheduler` makes the plan of what the hub's thread has
-seen. A plan is carried out in the hub's thread, cores that are given up first, and those that are
+It decides nothing itself: `core.scheduler.scheduler` makes the plan of what the driver's loop has
+seen. A plan is carried out in that loop, cores that are given up first, and those that are
 granted when they are really free. One that is overtaken by events (an executor's cores were set by
 hand, a run or a node is gone) is dropped as a whole before it begins, and abandoned where it stands
 after that: every executor then has the cores that its supervisor says it has.
@@ -47,17 +47,17 @@ class Interval:
         self._sources: dict[Peer, list[say.SourceMeasured]] = {}
 
     def executor(self, message: say.Measured) -> None:
-        """An executor's measurement."""
+        """Add an executor's measurement."""
         before = self._executors.get(message.who)
         metrics = message.metrics
         self._executors[message.who] = metrics if before is None else before.then(metrics)
 
     def source(self, message: say.SourceMeasured) -> None:
-        """A source task's."""
+        """Add a source task's measurement."""
         self._sources.setdefault(message.who, []).append(message)
 
     def complete(self, executors: Sequence[Peer], sources: Sequence[Peer]) -> bool:
-        """Whether everybody has been heard of, for long enough to say something."""
+        """Whether all participants were measured, for long enough to go by."""
         return (
             self._executors.keys() >= set(executors)
             and self._sources.keys() >= set(sources)
@@ -100,14 +100,14 @@ class _Carrying:
     version: int
     """The hub's `cores_version` up to which `in_use` was counted."""
     recount_at: float
-    """When to count all executors again, whether or not any has said something."""
+    """When to count all executors again, with or without news of them."""
 
 
 class CoreScheduler:
     """The scheduler of one cluster, for all of its runs.
 
     Args:
-        hub: Whose runs and nodes.
+        hub: The driver's loop, with all runs and nodes.
         interval_s: How often it may make a change that can wait.
     """
 
@@ -128,7 +128,7 @@ class CoreScheduler:
         self._thread.start()
 
     def close(self) -> None:
-        """Decide nothing more."""
+        """Stop deciding; a plan under way stays where it is."""
         self._over.set()
         self._thread.join(5.0)
 
