@@ -26,7 +26,6 @@ PATIENCE_S = 30.0
 # What the processes of these tests do.
 _TARGETS = """
 import os, select, signal, subprocess, sys, time
-from elasticutor.process.hosting import lifeline
 from elasticutor.process.hosting.zygote import Fork
 
 def tell(payload):
@@ -47,7 +46,6 @@ def crash(payload):
     ctypes.string_at(0)
 
 def look_around(payload):
-    assert lifeline.of_this_process().gone() is False
     signals = [signal.getsignal(n).name for n in (signal.SIGTERM, signal.SIGCHLD, signal.SIGINT)]
     print([m in sys.modules for m in payload.decode().split()], signals, "blocked:",
           signal.pthread_sigmask(signal.SIG_BLOCK, []))
@@ -83,11 +81,11 @@ def deaf(payload, zygote):
 # A host as Spark has one: killed without a word. Prints the ids of all its processes.
 _HOST = """
 import os, sys, time
-from elasticutor.process.hosting.directories import Place
+from elasticutor.process.hosting.directories import NodeDirectories
 from elasticutor.process.hosting.zygote import Fork, Zygote
 
 base, hidden = sys.argv[1:]
-place = Place.make("c", "n", need_bytes=1, shm=base, tmp=base)
+place = NodeDirectories.make("c", "n", need_bytes=1, shm=base, tmp=base)
 zygote = Zygote.start(owned=place.owned, holding=place.locks)
 if hidden == "connection held by a fork" and os.fork() == 0:
     time.sleep(600)
