@@ -22,7 +22,7 @@ class BatchError(ElasticutorError, RuntimeError):
 
 
 def unpickled(message: say.Refused) -> Exception:
-    """Why a task was refused, as the driver had it."""
+    """The error that a task was refused with, as the driver raised it."""
     try:
         error = pickle.loads(message.error)  # noqa: S301 - from the driver, authenticated
     except Exception:

@@ -1,4 +1,4 @@
-"""A node's way to checkpoints: increments are written and shards read beside its event loop.
+"""Writes increments and reads shards of checkpoints, beside a node's event loop.
 
 Whatever takes long happens in threads; what they have done is handed back to the node's own thread,
 which is woken up for it.
@@ -41,7 +41,7 @@ _PAUSES_S = (0.1, 0.5, 2.0)
 
 
 def with_patience(work: Callable[[], T]) -> T:
-    """Do something, a few times if storage refuses; for threads that may wait.
+    """Do some work, up to four times if storage refuses it; for threads that may wait.
 
     Raises:
         StorageError: It has refused each time.
@@ -92,7 +92,7 @@ class CheckpointIo:
         increment: WriteIncrement,
         then: Callable[[StateFile | Exception | None], None],
     ) -> None:
-        """Make an increment durable, then tell which file has it, or why it could not be."""
+        """Make an increment durable, then pass its file, or the error, to `then`."""
         self._do(partial(self._written, keeping, who, increment), then)
 
     def _written(self, keeping: Keeping, who: str, increment: WriteIncrement) -> StateFile | None:
@@ -174,7 +174,7 @@ class CheckpointIo:
             os.write(self._writing, b"!")
 
     def take(self) -> None:
-        """Tell of everything that was done, in the thread that calls this."""
+        """Hand back all that was done, in the calling thread."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._reading, 4096)
         while self._done:

@@ -46,7 +46,7 @@ class SilentDriverError(ElasticutorError, RuntimeError):
 
     @classmethod
     def after(cls, seconds: float, who: str) -> SilentDriverError:
-        """For who gives up.
+        """The error of a process that gives up after this time.
 
         Example:
             >>> print(SilentDriverError.after(30.0, "node 'n0'"))

@@ -141,7 +141,7 @@ class NodeProcess(Actor):
         self.serve()
 
     def work(self) -> float:
-        """Hear of ended processes, and do a slice of what is long."""
+        """Take the ends of processes, and do a slice of what is long."""
         for notice in self._zygote.receive():
             if isinstance(notice, Ended):
                 self._on_ended(notice)
@@ -184,7 +184,7 @@ class NodeProcess(Actor):
         self._mail.send(DRIVER, say.Alive(self._spec.node))
 
     def _on_peers(self, message: say.Peers) -> None:
-        """All nodes that are up: those that are not any more need no way to them."""
+        """Keep the addresses of nodes that are up, and forget all others."""
         for gone in self._others - message.book.keys():
             self._mail.forget(gone)
         self._others = set(message.book)

@@ -127,7 +127,7 @@ class TaskProcess(Actor):
             self._operator.close()
 
     def take(self, message: Any) -> None:
-        """Put a message where it belongs among those that wait."""
+        """Queue a message by its urgency."""
         if type(message) is RowChunk and self._by_rows:
             self._inbox.put(SingleWork(message.chunk, message.shards, message))
         elif type(message) is RowChunk:
@@ -278,7 +278,7 @@ class TaskProcess(Actor):
         return self._router.split(batch, born_one_by_one(births))
 
     def _write(self) -> None:
-        """Write a slice of a shard that is about to move: between two chunks others wait little."""
+        """Write a slice of a shard that is about to move: others wait briefly between chunks."""
         written = next(self._writes[0])
         if written is not None:
             self._writes.popleft()

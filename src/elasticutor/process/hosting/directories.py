@@ -1,4 +1,4 @@
-"""Where a node keeps its files: state in shared memory, sockets under a short path, logs.
+"""The directories of a node: state in shared memory, sockets under a short path, logs.
 
 A *place* is one or two directories named `elasticutor-<uid>-<cluster>-<node>`, readable by their
 owner only. State goes to shared memory if there is enough of it (containers often have 64 MB), and
@@ -127,7 +127,7 @@ class NodeDirectories:
         return cls(state, sockets, logs, owned, tuple(locks), note)
 
     def remove(self) -> None:
-        """Remove everything and drop the locks; once more does nothing."""
+        """Remove everything and drop the locks; idempotent."""
         locks, self.locks = self.locks, ()
         for root in self.owned if locks else ():
             remove_directory(root)
@@ -273,7 +273,7 @@ def _base_for_state(need_bytes: int, shm: str, fallback: Sequence[str]) -> tuple
 
 
 def _free_bytes(base: str) -> int:
-    """What we may still write there; 0 where we may not write at all."""
+    """The bytes that may still be written there; 0 where writing is not allowed."""
     try:
         found = os.statvfs(base)
     except OSError:

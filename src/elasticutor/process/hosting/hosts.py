@@ -1,4 +1,4 @@
-"""Hosts: what a Spark task does that hosts nodes, or the sources and sinks of a run.
+"""Hosts: the work of a Spark task that hosts nodes, or the sources and sinks of a run.
 
 A host starts a zygote, has its processes forked, and stays until all have ended. It knows nothing
 of Spark; a plain process will do as well.
@@ -91,7 +91,7 @@ class NodesWanted:
         return replace(self, names=names, slots=self.slots or self.names)
 
     def only(self, number: int) -> NodesWanted:
-        """One of them."""
+        """The one of this number."""
         slots = self.slots[number : number + 1]
         return replace(self, names=self.names[number : number + 1], slots=slots)
 
@@ -160,7 +160,7 @@ class _Hosted:
         """When to start it; infinity while it lives."""
 
     def lost(self, how: str, *, silent: bool) -> None:
-        """It has ended. The sooner that was after its start, the longer the next one waits.
+        """Note its end. The sooner that was after its start, the longer the next one waits.
 
         Args:
             how: In words; its successor may be heard of before its end is.
@@ -179,7 +179,7 @@ class _Hosted:
         self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s + _FIRST_PAUSE_S)
 
     def over(self) -> None:
-        """It has ended in good order, and is not wanted any more."""
+        """Note that it has ended in good order: it is not started again."""
         self.due_at = float("inf")
 
     def start(self, zygote: Zygote) -> None:

@@ -1,6 +1,6 @@
-"""How a process learns that the one it belongs to is gone, and dies with it.
+"""Ends a process when the one that it belongs to is gone.
 
-A process that is killed cannot tell its children, so each child sees to it by itself, twice:
+A process that is killed cannot end its children, so each child sees to it by itself, twice:
 
 - **Parent-death signal.** On Linux the kernel kills the child as soon as its parent has ended
   (`die_with_parent`). Nothing has to run for that.
@@ -66,7 +66,7 @@ class Lifeline:
         threading.Thread(target=self._die_when_gone, name="lifeline", daemon=True).start()
 
     def close(self) -> None:
-        """Give it up: the parent's end is not noticed any more."""
+        """Close it: the parent's end is not noticed any more."""
         os.close(self.fd)
 
     def _die_when_gone(self) -> None:

@@ -100,7 +100,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """There is such a process now."""
+    """A process was forked."""
 
     name: str
     pid: int
@@ -138,7 +138,7 @@ class ZygoteClient:
         self.living: dict[str, int] = {}
 
     def fork(self, request: Fork) -> None:
-        """Ask for a process; `Forked` and, some day, `Ended` will tell of it.
+        """Ask for a process; `Forked` and, in the end, `Ended` answer.
 
         Raises:
             BadValueError: A process of this name is living.
@@ -152,7 +152,7 @@ class ZygoteClient:
         self.living[request.name] = 0
 
     def kill(self, name: str) -> None:
-        """Ask for a process to be killed at once; `Ended` will tell."""
+        """Ask for a process to be killed at once; `Ended` answers."""
         self._send(Kill(name))
 
     def receive(self) -> Iterator[Forked | Ended]:
@@ -260,7 +260,7 @@ class Zygote(ZygoteClient):
         return zygote
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """End all processes and the zygote, and remove the directories; once more does nothing.
+        """End all processes and the zygote, and remove the directories; idempotent.
 
         Raises:
             ZygoteError: A directory could not be removed.

@@ -1,4 +1,4 @@
-"""The zygote itself: one thread that forks, kills, reaps and tells."""
+"""The zygote itself: one thread that forks, kills, reaps and reports."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class _Server:
         self._wake, self._waker = socket.socketpair()
 
     def serve(self) -> None:
-        """Fork, kill and tell, until the host has gone."""
+        """Fork, kill and report, until the host is gone."""
         self._catch_signals()
         self._host.tell(Forked("zygote", os.getpid()))
         while not self._over:
@@ -233,7 +233,7 @@ class _Server:
             os._exit(code)
 
     def _forget(self, connection: Connection | None) -> None:
-        """Close everything that is the zygote's, and take its hands off the signals."""
+        """Close everything that is the zygote's, and restore the signals."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
@@ -267,7 +267,7 @@ class _Server:
         self._tell_end(child)
 
     def _tell_end(self, child: _Child) -> None:
-        """Tell of an end once everything that was forked on behalf of it has ended too."""
+        """Report an end once everything that was forked on behalf of it has ended too."""
         if child.code is None or (child.asker and child.asker.living):
             return
         said = _said(child) if child.code else ""
