@@ -304,13 +304,10 @@ def test_a_lost_process_fails_the_task_and_the_next_run_goes_on_from_the_last_ep
     engine.end()
 
 
-@pytest.mark.parametrize("keeps", [True, False], ids=["streaming", "batch"])
-def test_a_node_that_joins_while_a_query_runs_can_have_its_tasks(
-    tmp_path: Path, *, keeps: bool
-) -> None:
+def test_a_node_that_joins_while_a_query_runs_can_have_its_tasks(tmp_path: Path) -> None:
     """The scheduler grants cores on whatever node is up; executors must know where that node is."""
     with started(nodes=2, cores=2) as cluster:
-        engine = Engine(cluster, tmp_path if keeps else None)
+        engine = Engine(cluster, tmp_path)
         batches = [rows_of(seed) for seed in range(3)]
         made = [engine.run(0, batches[0])]
         run = engine.live
@@ -323,7 +320,7 @@ def test_a_node_that_joins_while_a_query_runs_can_have_its_tasks(
         assert {task.node for task in run.tasks("chain", 0).values()} == {joined}
         made += [engine.run(number, batches[number]) for number in (1, 2)]
         assert engine.live.id == run.id  # no other executors had to be started
-        assert made == (folded(batches) if keeps else [folded([rows])[0] for rows in batches])
+        assert made == folded(batches)
         engine.end()
         Connection.of(cluster.bootstrap).close()
 
