@@ -85,7 +85,7 @@ class _Stage:
 
 
 class Topology:
-    """Sources, operators and sinks, and who feeds whom.
+    """Sources, operators and sinks, and the streams between them.
 
     Args:
         name: Of the job. Names here are of letters, digits, `-`, `_` and `.`, at most 40, because

@@ -66,7 +66,7 @@ class Run:
     def as_dict(self) -> dict[str, Any]:
         """Its name, its figures, and the last batch of a query, as plain values."""
         supervisor = self._supervisor
-        told: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "name": supervisor.plan.name,
             "phase": self.phase,
             "cores": {who: sum(cores.values()) for who, cores in supervisor.cores.items()},
@@ -74,8 +74,8 @@ class Run:
         }
         if isinstance(supervisor.epochs, BatchDriver):
             reports = supervisor.epochs.reporter.reports
-            told["lastBatch"] = reports[-1].as_dict() if reports else None
-        return told
+            figures["lastBatch"] = reports[-1].as_dict() if reports else None
+        return figures
 
     def reset_metrics(self) -> None:
         """Reset the totals, after a warm-up for instance."""

@@ -315,9 +315,9 @@ class CoreScheduler:
                 self._count(carrying, name, who)
                 carrying.version = self._hub.cores_version
 
-    def _promised(self, whom: Sequence[Peer]) -> dict[Peer, Mapping[NodeId, int]]:
-        """What executors have been told to have."""
-        parts = ((named, *_parts(named)) for named in whom)
+    def _promised(self, names: Sequence[Peer]) -> dict[Peer, Mapping[NodeId, int]]:
+        """The cores that executors were ordered to have."""
+        parts = ((named, *_parts(named)) for named in names)
         return {named: self._hub.runs[name].cores[who] for named, name, who in parts}
 
     def _in_use(self, shared: frozenset[Peer]) -> CoresInUse:

@@ -54,7 +54,7 @@ StoreKey: TypeAlias = tuple[str, Peer, int]
 
 
 def run_node(payload: bytes, zygote: ZygoteClient) -> None:
-    """Be the node that the payload describes, until told to end."""
+    """Be the node that the payload describes, until its end."""
     spec: NodeSpec = pickle.loads(payload)  # noqa: S301 - it came from the host, which Spark started
     mail = Mailbox.at(spec.site, "node")
     with reporting(mail, "", f"node {spec.node}"):
@@ -83,7 +83,7 @@ class _Process:
     task: TaskId | None
     life: int = 0
     ends: bool = False
-    """Whether it was told to end."""
+    """Whether it has the order to end."""
     cpu: int | None = None
 
 

@@ -53,7 +53,7 @@ class LmdbBackend:
     """A backend that several processes of one machine share.
 
     Each process has one of its own for a directory, made or attached after any fork, and uses it
-    from one thread at a time; only what it was told to `hold` may be read in another.
+    from one thread at a time; only what it has on `hold` may be read in another.
 
     Example:
         >>> from tempfile import TemporaryDirectory

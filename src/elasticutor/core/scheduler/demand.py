@@ -137,7 +137,7 @@ def _coming(
 ) -> dict[Peer, tuple[float, int]]:
     """Tuples per second that are for every executor, and how many were counted to know that.
 
-    What a source knows about whom its rows are for goes before what has arrived: rows for an
+    What a source knows about the takers of its rows goes before what has arrived: rows for an
     executor that is overloaded do not arrive.
     """
     outflow = _outflows(topology, operators, horizon_s)

@@ -35,7 +35,7 @@ def place(
         executors: Their names, and how many cores each wants.
         free: The free cores of every node; one that is overdrawn has none.
         first: The node to begin with, by number; so that several runs do not all begin alike.
-        share: Whether to make do with fewer cores than wanted: everybody gets one, on its own
+        share: Whether to make do with fewer cores than wanted: each gets one, on its own
             node if there are not even that many, and shares it with others there.
 
     Raises:

@@ -110,11 +110,11 @@ class Proposal:
 
     @cached_property
     def need(self) -> Allocation:
-        """How many cores everybody needs."""
+        """How many cores each executor needs."""
         return allocate(self._jobs, self.cluster.total)
 
     def with_reserve(self) -> Allocation:
-        """How many cores everybody would need with so much more to do."""
+        """How many cores each executor would need with the reserve on top."""
         more = 1 + self._config.reserve
         jobs = [
             replace(

@@ -189,7 +189,7 @@ class Scheduler:
             smooth[who] = replace(load, useful_work=work, certain_work=certain)
         return smooth
 
-    # Where there is a core for everybody
+    # Where there is a core for each executor
 
     def _deal_out(self, now: float, proposal: Proposal, urgent: bool) -> CorePlan | None:
         cluster = proposal.cluster

@@ -39,7 +39,7 @@ _LONG_LIFE_S = 30.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 5.0
 """Before one is started again that was lost sooner: at first, and at most."""
 _PATIENCE_S = 60.0
-"""How long a host of sources and sinks waits to be told what to start."""
+"""How long a host of sources and sinks waits for the order what to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,14 +212,14 @@ def _await_nodes(zygote: Zygote, mail: Mailbox, nodes: Sequence[_Hosted]) -> Non
         mail.wait(min(_TICK_S, *(max(0.0, n.due_at - time.monotonic()) for n in nodes), _TICK_S))
         for _ in mail.receive():
             mail.drop("a host of nodes takes no messages")
-        for told in zygote.receive():
-            if isinstance(told, Ended):
-                ended = next(node for node in nodes if node.name == told.name)
-                if told.code:
-                    how = f"its process ended ({described_end(told.code)})"
-                    last = f"; its last words: {told.said.strip()}" if told.said.strip() else ""
-                    mail.send(DRIVER, say.NodeGone(NodeId(told.name), how + last))
-                    ended.lost(how + last, silent=told.code == SILENT)
+        for event in zygote.receive():
+            if isinstance(event, Ended):
+                ended = next(node for node in nodes if node.name == event.name)
+                if event.code:
+                    how = f"its process ended ({described_end(event.code)})"
+                    last = f"; its last words: {event.said.strip()}" if event.said.strip() else ""
+                    mail.send(DRIVER, say.NodeGone(NodeId(event.name), how + last))
+                    ended.lost(how + last, silent=event.code == SILENT)
                 else:  # the cluster is over
                     for node in nodes:
                         node.over()
@@ -294,7 +294,7 @@ def host_ends(bootstrap: Bootstrap, run: str, number: int) -> None:
 def _start_end(zygote: Zygote, end: say.StartEnd) -> None:
     target = f"elasticutor.process.{end.kind}:run_{end.kind}"
     if f"{end.who}/{end.life}" in zygote.living:
-        return  # told twice
+        return  # the order came twice
     zygote.fork(Fork(f"{end.who}/{end.life}", target, end.payload))
 
 
@@ -336,11 +336,11 @@ def _await_end(zygote: Zygote, mail: Mailbox, run: str, where: str) -> None:
             kill_at = float("inf")
             for name in zygote.living:
                 zygote.kill(name)
-        for told in zygote.receive():
-            if isinstance(told, Ended) and told.code:
-                who, _, life = told.name.rpartition("/")
+        for event in zygote.receive():
+            if isinstance(event, Ended) and event.code:
+                who, _, life = event.name.rpartition("/")
                 ended = say.ProcessEnded(
-                    NodeId(where), run, who, told.code, told.said, None, int(life)
+                    NodeId(where), run, who, event.code, event.said, None, int(life)
                 )
                 mail.send(DRIVER, ended)
 

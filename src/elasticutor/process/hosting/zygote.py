@@ -156,19 +156,19 @@ class ZygoteClient:
         self._send(Kill(name))
 
     def receive(self) -> Iterator[Forked | Ended]:
-        """What has been told and not yet received; never waits for more.
+        """The messages that are here; never waits for more.
 
         Raises:
-            ZygoteError: The zygote has gone, and everything it told before has been received.
+            ZygoteError: The zygote has gone, and all of its messages have been received.
         """
-        told: list[Forked | Ended] = []
+        events: list[Forked | Ended] = []
         try:
             while self.connection.poll():
-                told.append(self._note(self.connection.recv()))
+                events.append(self._note(self.connection.recv()))
         except (EOFError, OSError):
-            if not told:
+            if not events:
                 raise self._gone() from None
-        return iter(told)
+        return iter(events)
 
     def fileno(self) -> int:
         """For multiplexing: readable when there is something to receive."""
@@ -198,8 +198,8 @@ class Zygote(ZygoteClient):
         >>> with Zygote.start() as zygote:
         ...     zygote.fork(Fork("greeter", "os:getenvb", b"HOME"))
         ...     while zygote.living and zygote.connection.poll(30):
-        ...         for told in zygote.receive():
-        ...             print(type(told).__name__, told.name)
+        ...         for event in zygote.receive():
+        ...             print(type(event).__name__, event.name)
         Forked greeter
         Ended greeter
     """
