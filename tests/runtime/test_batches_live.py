@@ -26,7 +26,7 @@ from elasticutor.errors import ElasticutorError
 from elasticutor.operator import Operator, OperatorError, State
 from elasticutor.plan import OperatorPlan, Plan
 from elasticutor.process import ingress
-from elasticutor.process.batch_errors import BatchError
+from elasticutor.process.failures import BatchError
 from elasticutor.process.ingress import Connection, Feed
 from elasticutor.schemas import to_arrow
 from elasticutor.state.checkpoint import MismatchError

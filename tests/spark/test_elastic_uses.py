@@ -33,7 +33,7 @@ from tests.spark.rig import Script, await_that
 
 from elasticutor import Cluster, Run, elastic
 from elasticutor.driver.queries.batch_driver import BatchDriver
-from elasticutor.process.batch_errors import BatchError
+from elasticutor.process.failures import BatchError
 from elasticutor.process.ingress import Connection
 from elasticutor.spark.supervising import is_lost
 

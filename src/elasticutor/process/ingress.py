@@ -27,8 +27,7 @@ from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.batches import Ingress
 from elasticutor.core.protocol.events import Output
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.process.batch_errors import unpickled
-from elasticutor.process.failures import SilentDriverError
+from elasticutor.process.failures import SilentDriverError, unpickled
 from elasticutor.process.hosting.hosts import SILENCE_S, Bootstrap, home
 from elasticutor.process.routes import Router
 from elasticutor.process.slices import ask_for_short_slices

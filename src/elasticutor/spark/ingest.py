@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from elasticutor.core.protocol.batches import Ingress
 from elasticutor.core.protocol.ids import Epoch
 from elasticutor.errors import ElasticutorError
-from elasticutor.process.batch_errors import BatchError
+from elasticutor.process.failures import BatchError
 from elasticutor.process.ingress import Feed
 from elasticutor.spark.arrow import Incoming, Outgoing
 

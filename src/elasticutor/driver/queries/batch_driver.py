@@ -25,8 +25,7 @@ from elasticutor.driver.life.timeouts import Timeouts
 from elasticutor.driver.queries.reports import Reporter
 from elasticutor.driver.scheduling import Interval
 from elasticutor.errors import StaleAttemptError
-from elasticutor.process.batch_errors import AGAIN, RERUN, BatchError
-from elasticutor.process.failures import described
+from elasticutor.process.failures import AGAIN, RERUN, BatchError, described
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.process.specs import Tempo
 from elasticutor.state.checkpoint import Checkpoint, StateFile

@@ -27,8 +27,7 @@ from elasticutor.driver.queries.batch_driver import BatchDriver
 from elasticutor.driver.queries.reports import BatchReport
 from elasticutor.driver.run import Run
 from elasticutor.errors import ElasticutorError
-from elasticutor.process.batch_errors import AGAIN, BatchError
-from elasticutor.process.failures import described
+from elasticutor.process.failures import AGAIN, BatchError, described
 from elasticutor.transport import messages as say
 
 log = logging.getLogger(__name__)
