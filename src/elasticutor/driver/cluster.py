@@ -94,7 +94,6 @@ class BaseCluster(ABC):
         self._nodes_at = -math.inf  # when all nodes were last lost
         self._nodes_pause_s = 0.0
         self._stopped = False
-        self._schedule_s = schedule_s
         self._scheduler: CoreScheduler | None = None
         address = self._hub.endpoint.tcp.rpartition(":")
         self._bootstrap = Bootstrap(

@@ -128,10 +128,7 @@ class QueryDriver:
         start: Starts executors.
     """
 
-    def __init__(
-        self, hub: DriverLoop, frame: str, ways: Ways, start: Start, *, name: str = ""
-    ) -> None:
-        self.name = name
+    def __init__(self, hub: DriverLoop, frame: str, ways: Ways, start: Start) -> None:
         self._hub = hub
         self.frame = frame
         self._ways = ways
