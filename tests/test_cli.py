@@ -43,9 +43,9 @@ def test_commands_are_grouped_by_what_they_are_for() -> None:
 
 
 def test_a_misspelt_command_is_refused_with_the_nearest_one() -> None:
-    result = run("chekc")
+    result = run("demoo")
     assert result.exit_code == 2
-    assert "Did you mean 'check'?" in result.stderr
+    assert "Did you mean 'demo'?" in result.stderr
 
 
 def test_looking_into_a_checkpoint_does_not_load_the_laboratory(tmp_path: Path) -> None:
