@@ -1,4 +1,4 @@
-"""`elasticutor state`: what is in a checkpoint, for people; it is neither claimed nor changed."""
+"""`elasticutor state`: show what is in a checkpoint, without claiming or changing it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Unpickle = Annotated[
     typer.Option(
         "--unpickle",
         help="Unpickle values. That runs code which is in the checkpoint: only do it if you trust "
-        "whoever can write there.",
+        "everyone who can write there.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]

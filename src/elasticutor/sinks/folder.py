@@ -21,7 +21,7 @@ def require_uri(uri: Any) -> str:
     """A location as text; a path without a scheme is made absolute, where the job is described.
 
     Raises:
-        BadValueError: It is nothing of the kind.
+        BadValueError: It is not a location.
 
     Example:
         >>> require_uri("s3://bucket/out/"), require_uri("/data/out")
@@ -57,7 +57,7 @@ class Folder:
         ...     with folder.create("new/a") as stream:
         ...         _ = stream.write(b"all of it")
         ...     folder.publish([("new/a", "a")])
-        ...     folder.publish([("new/a", "a")])  # once more: nothing to do
+        ...     folder.publish([("new/a", "a")])  # again: nothing to do
         ...     folder.names(), folder.names("new")
         (['a'], [])
     """
@@ -75,7 +75,7 @@ class Folder:
         return cls(*fs.FileSystem.from_uri(uri))
 
     def make(self, name: str = "") -> None:
-        """Have a folder in it, or itself, where there are such things."""
+        """Make a folder in it, or itself, where the file system has folders."""
         if self._fs.type_name in _OBJECTS:
             return
         path = self._at(name)
@@ -132,12 +132,12 @@ class Folder:
                     _sync(folder)
 
     def remove(self, name: str) -> None:
-        """Remove a file; no matter if it is gone."""
+        """Remove a file, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._fs.delete_file(self._at(name))
 
     def remove_folder(self, name: str) -> None:
-        """Remove a folder in it and all that is there; no matter if it is gone."""
+        """Remove a folder in it with all its files, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._fs.delete_dir(self._at(name))
 

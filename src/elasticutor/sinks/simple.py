@@ -1,4 +1,4 @@
-"""Sinks that keep nothing: a function to call, and nothing at all."""
+"""Sinks that keep nothing: one calls a function, one only counts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Calls(Writer):
 
 
 class NoSink(Sink):
-    """Takes outputs and forgets them, so that only their number and latency are seen."""
+    """Drops outputs; only their number and latency are measured."""
 
     def open(self, task: int, schema: pa.Schema) -> Writer:
         """A writer that keeps nothing."""

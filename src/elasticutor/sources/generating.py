@@ -20,7 +20,7 @@ from elasticutor.sources.checks import require, require_whole
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 BLOCK_ROWS = 16_384
-"""Tuples of a generator that are drawn at once: about a millisecond of work."""
+"""Tuples that a generator draws at once: about a millisecond of work."""
 
 _AHEAD_ROWS = 512
 _POOL_BYTES = 8 * 1024 * 1024
@@ -31,7 +31,7 @@ _DRAWS, _SHUFFLES, _PAYLOADS, _HOT = range(4)
 
 @dataclass(frozen=True, slots=True)
 class HotKey:
-    """One key that draws a share of all tuples, and another one every so many seconds."""
+    """One key that draws a share of all tuples; every `seconds` it is another one."""
 
     share: float
     seconds: float
@@ -43,17 +43,17 @@ class HotKey:
 
 @dataclass(frozen=True)
 class Generator(Source):
-    """A load like the paper's (5.1): keys after Zipf, whose frequencies are shuffled now and then.
+    """Generates the paper's load (5.1): Zipf keys whose frequencies are shuffled now and then.
 
     Columns: `key` (long); `time` (long), when the tuple is due in microseconds after the stream's
     start; and `payload`, random bytes, unless its size is 0.
 
-    With a rate it is an open loop: tuples fall due by the clock, whether or not anyone keeps up,
-    and are offered with the time at which they did. The schedule outlasts a recovery: what fell due
+    With a rate it is an open loop: tuples fall due by the clock, whether or not the topology keeps
+    up, and are offered with their due time. The schedule outlasts a recovery: what fell due
     meanwhile is offered at once, late as it is, unless `catch_up` is off.
 
     Tuple i of a task is a function of the seed, the task, i and the number of tasks alone. So a
-    replay gives the same tuples, and `table` gives them to whoever wants to check a result.
+    replay gives the same tuples, and `table` gives them for checking results.
 
     Example:
         >>> generator = Generator(rate=1_000, keys=100, payload=0, rows=10, seed=7)
@@ -66,7 +66,7 @@ class Generator(Source):
     """
 
     rate: float | None = None
-    """Tuples per second, of all tasks together; None for as fast as they are taken.
+    """Tuples per second, of all tasks together; None for as fast as possible.
 
     Without a rate, stream time passes by a microsecond per tuple.
     """
@@ -81,7 +81,7 @@ class Generator(Source):
     """Bytes of payload per tuple."""
 
     omega: float = 0.0
-    """ω: how often per minute the frequencies are dealt out among the keys anew."""
+    """ω: how often per minute the frequencies are shuffled among the keys."""
 
     rows: int | None = None
     """How many tuples there are, of all tasks together; None for no end."""
@@ -90,10 +90,10 @@ class Generator(Source):
     """How long the stream is, by its schedule; None for no end."""
 
     seed: int = 0
-    """Streams of different seeds have nothing to do with each other."""
+    """Streams of different seeds are independent."""
 
     shuffle_rows: int | None = None
-    """As `omega`, but after so many tuples of all tasks together."""
+    """As `omega`, but after this many tuples of all tasks together."""
 
     hot: HotKey | None = None
     """A single key that outweighs the others for a while."""
@@ -147,7 +147,7 @@ class Generator(Source):
         return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
     def ranking(self, shuffle: int = 0) -> Ints:
-        """All keys by falling frequency, after so many shuffles; a hot key is left out of it."""
+        """Return all keys by falling frequency after a number of shuffles, without the hot key."""
         return np.random.default_rng([self.seed, _SHUFFLES, shuffle]).permutation(self.keys)
 
     def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
@@ -321,7 +321,7 @@ class _Ranks:
 
 @lru_cache(maxsize=4)
 def _pool(payload: int, seed: int) -> pa.Array:
-    """Payloads to slice from: one buffer, which every block uses anew.
+    """Payloads to slice from: one buffer, which every block reuses.
 
     The number of them divides a block's, so a piece of a block is one slice and nothing is copied.
     """
