@@ -1,4 +1,4 @@
-"""Schemas in the three forms that users have them in, as Arrow knows them.
+"""Conversion of users' schemas, in three forms, to Arrow.
 
 `to_arrow` takes an Arrow schema, a DDL string such as `"user_id long, price decimal(10, 2)"`, or a
 Spark `StructType`. All three become what Spark itself would send as Arrow, so that the same tuples
@@ -64,16 +64,16 @@ _FINEST_TIME = 9
 
 
 def to_arrow(schema: SchemaLike, resolve: Callable[[str], SchemaLike] | None = None) -> pa.Schema:
-    """A schema as Arrow has it, with the types that Spark maps to.
+    """Return an Arrow schema, with the types that Spark maps to.
 
     Args:
         schema: An Arrow schema, which is returned as it is; a DDL string; or a Spark `StructType`
             (anything with `jsonValue` or `json`).
-        resolve: Reads DDL strings in place of the reader in this module, for those who have a
-            Spark session and want its own: `StructType.fromDDL`.
+        resolve: Reads DDL strings in place of the reader in this module: `StructType.fromDDL` of a
+            Spark session, for instance.
 
     Raises:
-        BadValueError: It is none of these, cannot be read (the message shows where), has a type
+        BadValueError: It is not one of these, cannot be read (the message shows where), has a type
             that Arrow or Spark lacks, no column, or two of one name.
 
     Example:
@@ -102,7 +102,7 @@ Hint: did you mean 'long'?
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """A hint for someone who mistyped a name: the nearest known one, or all of them.
+    """Return a hint for a mistyped name: the nearest known one, or all of them.
 
     Example:
         >>> closest("user", ["user_id", "clicks"])

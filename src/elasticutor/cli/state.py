@@ -254,20 +254,20 @@ def _as_type(value: Any, kind: Any) -> Any:
 
 
 def _say(line: str) -> None:
-    """A line of a result, however wide."""
+    """Print a line of a result, however wide."""
     out.print(line, markup=False, soft_wrap=True)
 
 
 def _claim_in_words(claim: Claimed | None) -> str:
     if claim is None:
-        return "claimed by nobody"
+        return "not claimed"
     who = f"claim {claim.number}: {claim.holder or 'cannot be read'}"
     when = f", last renewed {_moment(claim.renewed)}" if claim.renewed else ""
     words = {
         "released": "released: the next run may have it",
         "live": f"live{when}",
         "dead": "its process has died: the next run may have it",
-        "unknown": f"nobody here can tell whether it lives{when}",
+        "unknown": f"liveness unknown on this machine{when}",
     }
     return f"{who}; {words[claim.liveness]}"
 

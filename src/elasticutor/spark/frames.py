@@ -1,4 +1,4 @@
-"""From a DataFrame, operators and a key to what the engine takes, and its outputs back to Spark.
+"""Translation of a DataFrame, operators and a key for the engine, and of outputs for Spark.
 
 Nothing runs here, and nothing is started: whatever can be seen to be wrong with columns, types,
 names or the key is refused before.
@@ -14,8 +14,8 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-from pyspark.sql import types as T  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import types as T  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, StructField, StructType
 
@@ -75,10 +75,10 @@ _INSTEAD: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the engine takes, and how its outputs go back."""
+    """The engine's inputs, and how its outputs go back."""
 
     frame: DataFrame
-    """The columns that are needed, in their order; then those of the key that had to be made."""
+    """The needed columns in their order; then those of the key that had to be made."""
     plan: Plan
     """The operators alone: no sources, no sinks."""
     schema: pa.Schema
@@ -118,7 +118,7 @@ def prepare(
     cores: int,
     tagged: bool | None = None,
 ) -> Prepared:
-    """Check everything, and say what the engine takes.
+    """Check everything, and return what the engine takes.
 
     Args:
         df: Where the rows come from.
@@ -216,7 +216,7 @@ def _needed(
     names: Sequence[str],
     columns: Mapping[str, Column],
 ) -> DataFrame:
-    """The frame of the columns that someone reads, and of those of the key.
+    """Return the frame of the columns that an operator reads, and of those of the key.
 
     Args:
         df: What the user gave.
@@ -388,7 +388,7 @@ def _require_operators(operators: Mapping[str, Operator], tagged: bool | None) -
 
 
 def _output(who: str, operator: Operator) -> tuple[pa.Schema, StructType]:
-    """What an operator makes, for the engine and for Spark."""
+    """Return the schema of an operator's output, for the engine and for Spark."""
     given: Any = getattr(operator, "output", None)
     who = f"output of {who}"
     output = resolved(who, given)

@@ -1,4 +1,4 @@
-"""What Spark tells about its queries and stages, to whoever serves their tasks."""
+"""Questions to Spark about its queries and stages, for the driver that serves their tasks."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class SparkWays:
         for _ in range(_TRIES):  # the scheduler changes its tables while they are read
             found = self._stage(stage)
             if found.isDefined():
-                # A batch waits for this, and every call is a journey to the JVM.
+                # A batch waits for this, and every call goes to the JVM.
                 seen = found.get()
                 info = seen.latestInfo()
                 output = None if self._direct else _exchange_of(info)

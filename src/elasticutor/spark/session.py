@@ -1,4 +1,4 @@
-"""What a SparkSession offers: its slots, its executors, and whether they will do at all."""
+"""What a SparkSession offers: its slots and executors, and whether they suffice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OLDEST = (4, 0)
 _LOCAL = re.compile(r"local(\[[^\]]*\])?$")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]$")
 _REGISTER_S = 60.0
-"""How long the first executors may take to come up: a cluster manager has to find them room."""
+"""How long the first executors may take to start: a cluster manager has to find them room."""
 
 
 @dataclass(frozen=True, slots=True)

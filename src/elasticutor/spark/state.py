@@ -1,4 +1,4 @@
-"""State as a DataFrame: what an operator had at the end of an epoch, for questions of any kind."""
+"""`read_state`: an operator's state at the end of an epoch, as a DataFrame."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
@@ -29,7 +29,7 @@ from elasticutor.state.inspection import StateReader
 from elasticutor.state.inspection.reading import key_of, type_of, value_of
 
 _ROWS: Final = 1 << 14
-"""Of a batch: the values of so many must fit into 2 GB."""
+"""Rows of a batch: their values must fit into 2 GB."""
 _PLAN: Final = "plan"
 _OURS: Final = ("executor", "shard", "value")
 _TEXT: Final = pa.string()
@@ -45,7 +45,7 @@ def read_state(
     unpickle: bool = False,
     eager: bool = True,
 ) -> DataFrame:
-    """An operator's state as of an epoch, as a DataFrame.
+    """Return an operator's state as of an epoch, as a DataFrame.
 
     Its columns are `executor` and `shard`; then `key`, or if the operator's key has several columns
     each of those (as `key_…` if it is called like one of the others here); then `value`. That is
@@ -58,18 +58,18 @@ def read_state(
 
     Args:
         spark: Your session; its executors must reach the checkpoint.
-        checkpoint: The path or URI that `submit(…, checkpoint=…)` or `elastic(…, checkpoint=…)` was
-            given; or a query that is running, for the state at the end of its last batch.
+        checkpoint: The path or URI of `submit(…, checkpoint=…)` or `elastic(…, checkpoint=…)`; or
+            a running query, for the state at the end of its last batch.
         operator: Its name in the topology, or in the query.
         epoch: The newest by default.
         unpickle: Unpickle values. That runs code which is in the checkpoint: only do it if you
-            trust whoever can write there.
+            trust everyone who can write there.
         eager: Read the files now, into Spark's storage (`DataFrame.localCheckpoint`): a run that
             goes on removes them sooner or later. If not, they are read whenever the DataFrame is
             used, and must be there then.
 
     Raises:
-        BadValueError: There is no such operator, or this is no session.
+        BadValueError: There is no such operator, or `spark` is not a session.
         CheckpointError: The checkpoint or the epoch is not there, or damaged.
     """
     session = require_session(spark)
@@ -94,7 +94,7 @@ def read_state(
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A DataFrame, and the files that it is made of."""
+    """A DataFrame, and the files behind it."""
 
     frame: DataFrame
     files: Sequence[StateFile]
@@ -119,7 +119,7 @@ def _planned(
 
 
 def _are_apart(files: Sequence[StateFile]) -> bool:
-    """Whether no two files have the same key; several snapshots of one executor have not."""
+    """Return whether no two files share a key, as several snapshots of one executor do not."""
     several = len({file.executor for file in files}) < len(files)
     return not several or all(file.kind == "snapshot" for file in files)
 

@@ -18,7 +18,7 @@ from elasticutor.errors import BadValueError, ElasticutorError
 
 
 class DataSourceError(ElasticutorError, RuntimeError):
-    """A data source that did what its interface does not allow."""
+    """A data source broke its interface."""
 
 
 @dataclass(frozen=True)
