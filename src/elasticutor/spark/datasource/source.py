@@ -71,15 +71,15 @@ class DataSourceSource(Source):
     Args:
         source: The data source's class, or an instance.
         options: Its options, as for `spark.readStream.options`.
-        schema: The rows' schema, in any form that `elasticutor.schemas.to_arrow` takes; default: the
-            data source's own.
+        schema: The rows' schema, in any form that `elasticutor.schemas.to_arrow` takes; default:
+            the data source's own.
         poll_s: The least time between two calls for new offsets, in seconds. A data
             source that limits what a range has is never read faster than one range in that time.
         tasks: Only 1.
 
     Raises:
-        BadValueError: It is not a data source, has no stream reader or cannot be pickled, or another
-            argument is impossible.
+        BadValueError: It is not a data source, has no stream reader or cannot be pickled, or
+            another argument is impossible.
 
     Example:
         >>> from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
