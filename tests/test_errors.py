@@ -64,7 +64,7 @@ def made(kind: type[ElasticutorError]) -> Any:
     if kind in PLAIN:
         return kind(*FACTS)
     if kind.__name__ == "OperatorError":
-        return kind("counts", "not fail", "KeyError", "see", key="5", row="Row()", trace="in x")  # type: ignore[call-arg, arg-type]
+        return kind("counts", "not fail", "KeyError", "see", key="5", row="Row()", trace="in x")  # type: ignore[call-arg]
     return kind(*FACTS, said="No module named 'zmq'")  # type: ignore[call-arg]
 
 
