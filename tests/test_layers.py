@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +32,9 @@ IMPURE = {
     "time",
     "zmq",
 }
+
+DISTRIBUTIONS = {"hdrh": "hdrhistogram", "zmq": "pyzmq"}
+"""Names of packages whose modules have another one."""
 
 
 def modules(package: str) -> list[Path]:
@@ -85,6 +90,26 @@ def test_only_the_command_line_imports_typer_and_rich() -> None:
     for path in ROOT.rglob("*.py"):
         if "cli" not in path.relative_to(ROOT).parts:
             assert not {name.split(".")[0] for name in imports(path)} & {"typer", "rich"}, path
+
+
+def test_what_is_imported_outside_the_extras_is_a_dependency() -> None:
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    imported: dict[str, set[str]] = {"": set(), "spark": set()}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).parts
+        if not {"cli", "lab"} & set(parts):
+            names = {name.split(".")[0] for name in imports(path)} - sys.stdlib_module_names
+            imported["spark" if "spark" in parts else ""] |= names - {"elasticutor"}
+    needed = {DISTRIBUTIONS.get(name, name) for name in imported[""]}
+    assert needed == distributions(project["dependencies"])
+    beyond = {DISTRIBUTIONS.get(name, name) for name in imported["spark"]} - needed
+    assert beyond <= distributions(extras["spark"])
+    assert not distributions(extras["cli"]) & distributions(project["dependencies"])
+
+
+def distributions(requirements: list[str]) -> set[str]:
+    return {re.split(r"[<>=\[]", requirement)[0] for requirement in requirements}
 
 
 def loaded(code: str, *suspects: str) -> list[str]:
