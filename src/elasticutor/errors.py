@@ -114,6 +114,20 @@ class LastCoreError(ProtocolError):
     """The last core of an executor cannot be taken away."""
 
 
+class Words(str):
+    """Text that stands in an error's sentence as it is, without quotes.
+
+    Example:
+        >>> print(BadValueError("a.json", "be whole", Words("12 of 30 bytes")))
+        a.json must be whole; got 12 of 30 bytes
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 LATE = (StaleAttemptError, UnknownTaskError, UnknownNodeError)
 """Refusals of a message that comes too late: no process waits for an answer, so hosts drop it.
 

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from elasticutor.errors import BadValueError, ElasticutorError
+from elasticutor.errors import BadValueError, ElasticutorError, Words
 
 Keys: TypeAlias = Sequence[Any] | npt.NDArray[Any]
 """Some keys of a batch: a list, a NumPy or an Arrow array."""
@@ -267,7 +267,7 @@ got neither of them. Hint: define process(self, key, row, state), which yields r
     raise BadValueError(
         f"operator {type(operator).__name__}",
         "override process or process_batch" + (", not both" if record else ""),
-        _Words("both of them" if record else "neither of them"),
+        Words("both of them" if record else "neither of them"),
         hint,
     )
 
@@ -295,7 +295,7 @@ class OperatorError(ElasticutorError, RuntimeError):
         row: str = "",
         trace: str = "",
     ) -> None:
-        super().__init__(f"operator {operator!r}", must, _Words(got), hint)
+        super().__init__(f"operator {operator!r}", must, Words(got), hint)
         self.operator = operator
         self.key = key
         """The key in question, as it prints; empty where it is not known."""
@@ -318,12 +318,3 @@ def _operator_error(
     operator: str, must: str, got: str, hint: str, facts: dict[str, str]
 ) -> OperatorError:
     return OperatorError(operator, must, got, hint, **facts)
-
-
-class _Words(str):
-    """Text that stands in a sentence as it is, without quotes."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)

@@ -22,7 +22,7 @@ from elasticutor.driver.checkpoints import ENDING
 from elasticutor.driver.cluster import LATENCY_TARGET_S, BaseCluster
 from elasticutor.driver.queries.reception import QueryDriver, QuerySeen, goes_on
 from elasticutor.driver.run import Run
-from elasticutor.errors import BadValueError
+from elasticutor.errors import BadValueError, Words
 from elasticutor.operator import Operator
 from elasticutor.process.ingress import Feed
 from elasticutor.spark.cluster import Cluster
@@ -32,7 +32,6 @@ from elasticutor.spark.progress import served_by
 from elasticutor.spark.queries import SparkWays
 from elasticutor.spark.session import require_session
 from elasticutor.state.checkpoint import InUseError, Location, MismatchError
-from elasticutor.state.checkpoint.errors import Words
 from elasticutor.topology import require_name
 
 log = logging.getLogger(__name__)
