@@ -213,7 +213,7 @@ def check(checkpoint: Where, as_json: AsJson = False) -> None:
 
 
 def keys_meant(text: str, form: StateForm) -> list[Any]:
-    """The keys that a text on the command line may stand for, the likeliest first.
+    """Return the keys that a text on the command line may stand for, the likeliest first.
 
     Example:
         >>> from elasticutor.state.checkpoint import StateForm
@@ -417,7 +417,7 @@ def _checked_as_dict(reader: StateReader, result: Checked) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: what it has not is an object that says what it is, or a text."""
+    """Return a value for JSON; what JSON lacks becomes an object that names its type, or a text."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):

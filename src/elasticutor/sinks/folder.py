@@ -18,7 +18,7 @@ _OBJECTS = ("s3", "gcs", "abfs")
 
 
 def require_uri(uri: Any) -> str:
-    """A location as text; a path without a scheme is made absolute, where the job is described.
+    """Return a location as text; a path without a scheme becomes absolute, as of this process.
 
     Raises:
         BadValueError: It is not a location.
@@ -69,7 +69,7 @@ class Folder:
 
     @classmethod
     def at(cls, uri: str, filesystem: fs.FileSystem | None = None) -> Folder:
-        """The folder that a URI names, or a path in a given file system."""
+        """Return the folder that a URI names, or a path in a given file system."""
         if filesystem is not None:
             return cls(filesystem, uri)
         return cls(*fs.FileSystem.from_uri(uri))
@@ -88,15 +88,15 @@ class Folder:
             _sync(one.parent)
 
     def create(self, name: str) -> Any:
-        """A stream to a new file."""
+        """Return a stream to a new file."""
         return self._fs.open_output_stream(self._at(name))
 
     def open(self, name: str) -> Any:
-        """A file to read."""
+        """Return a file to read."""
         return self._fs.open_input_file(self._at(name))
 
     def names(self, name: str = "") -> list[str]:
-        """The files in a folder in it, or in itself, without those in folders further down."""
+        """Return the files in a folder in it, or in itself, without those further down."""
         selector = fs.FileSelector(self._at(name), allow_not_found=True)
         found = self._fs.get_file_info(selector)
         return sorted(info.base_name for info in found if info.type == fs.FileType.File)

@@ -29,7 +29,7 @@ class MemorySink(Sink):
         self.max_rows = max_rows
 
     def open(self, task: int, schema: pa.Schema) -> MemoryWriter:
-        """A writer that keeps batches in the process where it was opened: on the driver."""
+        """Return a writer that keeps batches in the process where it was opened: on the driver."""
         return MemoryWriter(schema, self.max_rows)
 
 
@@ -128,7 +128,7 @@ class EpochMemory:
         self.epoch = max(self.epoch, epoch)
 
     def table(self, committed_only: bool = True) -> pa.Table:
-        """The rows of committed epochs; or of all, those under way behind the others."""
+        """Return the rows of committed epochs; or of all, those under way behind the others."""
         batches = list(self._committed)
         if not committed_only:
             for epoch in sorted(self._open):

@@ -111,11 +111,11 @@ class ParquetSink(Sink):
         self.filesystem = filesystem
 
     def open(self, task: int, schema: pa.Schema) -> Writer:
-        """A writer outside of any run, as for a run without a checkpoint."""
+        """Return a writer outside of any run, as for a run without a checkpoint."""
         return self.open_in(SinkRun(), task, schema)
 
     def open_in(self, run: SinkRun, task: int, schema: pa.Schema) -> Writer:
-        """A writer that publishes by epochs if there is a checkpoint, by rows and time if not."""
+        """Return a writer: by epochs if there is a checkpoint, by rows and time if not."""
         folder = Folder.at(self.uri, self.filesystem)
         _require_schema(folder, schema)
         # Others may write to this folder as well, and what they have pending is none of ours.
@@ -138,7 +138,7 @@ class _Open:
 
 
 class _Files:
-    """Rows in; files out, that are whole and safe but not published."""
+    """Turns rows into files that are whole and safe, but not published."""
 
     def __init__(
         self, folder: Folder, pending: str, schema: pa.Schema, compression: str, max_rows: int
@@ -193,7 +193,7 @@ class _Files:
                     self._end_group()
 
     def finish(self) -> list[str]:
-        """Make all that was written safe; returns the files that it is in, and forgets them."""
+        """Make all that was written safe; return the files that it is in, and forget them."""
         with self._noting_failure():
             self._end_file()
             self.folder.settle(*self._whole)
@@ -265,7 +265,7 @@ class _EpochFiles(EpochWriter):
         self._files.write(batch)
 
     def prepare(self, epoch: int) -> Any:
-        """Names relative to the folder: the committing process may have it mounted elsewhere."""
+        """Return names relative to the folder: the next process may have it mounted elsewhere."""
         names = self._files.finish()
         if not names:
             return None
@@ -353,7 +353,7 @@ def _require_schema(folder: Folder, schema: pa.Schema) -> None:
 
 
 def _as_parquet(schema: pa.Schema) -> pa.Schema:
-    """The schema as it will be read back: Parquet has its own names within lists, for instance."""
+    """Return the schema as Parquet reads it back: with its own names within lists, for instance."""
     for field in schema:
         try:
             pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()

@@ -33,7 +33,7 @@ class CallableSink(Sink):
         self.function = function
 
     def open(self, task: int, schema: pa.Schema) -> Writer:
-        """A writer that calls the function."""
+        """Return a writer that calls the function."""
         return _Calls(self.function)
 
 
@@ -49,7 +49,7 @@ class NoSink(Sink):
     """Drops outputs; only their number and latency are measured."""
 
     def open(self, task: int, schema: pa.Schema) -> Writer:
-        """A writer that keeps nothing."""
+        """Return a writer that keeps nothing."""
         return _Forgets()
 
 

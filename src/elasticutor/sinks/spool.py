@@ -56,7 +56,7 @@ class Spool:
             self._spill()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All of them, read back as they are taken; nothing may be appended meanwhile."""
+        """Yield all of them, read back as they are taken; nothing may be appended meanwhile."""
         if self._file is not None and self._stream is not None:
             self._stream.close()
             self._stream = None

@@ -60,7 +60,7 @@ clicks int")
             self.batches = tuple(_batches(self.schema, given, batch_rows))
 
     def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
-        """A reader of every tasks-th batch."""
+        """Return a reader of every tasks-th batch."""
         mine = tuple(batch for batch in self.batches[task::tasks] if batch.num_rows)
         return _BatchReader(mine, offset)
 
@@ -80,7 +80,7 @@ class _BatchReader(Reader):
         return self.offset[0] >= len(self._batches)
 
     def poll(self, now: float, max_rows: int) -> Offer | None:
-        """The next batch, or a piece of it if it is larger than wanted."""
+        """Return the next batch, or a piece of it if it is larger than wanted."""
         if self.exhausted:
             return None
         given, row = self.offset

@@ -275,7 +275,7 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
 
 
 def _bare(kind: pa.DataType) -> pa.DataType:
-    """What is left of a type without labels: types of one such form have one layout."""
+    """Return what is left of a type without labels: types of one such form have one layout."""
 
     def leaf(kind: pa.DataType) -> pa.DataType:
         return pa.timestamp(kind.unit) if pa.types.is_timestamp(kind) else kind
@@ -293,7 +293,7 @@ def _rebuilt(
     leaf: Callable[[pa.DataType], pa.DataType],
     label: Callable[[pa.Field], pa.Field],
 ) -> pa.DataType:
-    """A type with every plain type in it, and then every field around one, replaced."""
+    """Return a type with every plain type in it, and then every field around one, replaced."""
 
     def inner(field: pa.Field) -> pa.Field:
         return label(field.with_type(_rebuilt(field.type, leaf, label)))

@@ -101,7 +101,7 @@ def _profile(cpus: int) -> Any:
 
 
 def told_by(error: Exception) -> str:
-    r"""The part of a Spark exception that its reader wants: what Python raised, or Spark itself.
+    r"""Return the useful part of a Spark exception: what Python raised, or Spark itself.
 
     Example:
         >>> told_by(Exception("Job aborted\n  File x\nModuleNotFoundError: No module named 'y'"))

@@ -73,7 +73,7 @@ def require_session(spark: Any) -> SparkSession:
 
 
 def local_session(master: str = "local[4]", name: str = "elasticutor") -> SparkSession:
-    """A small, quiet session on this machine, or the one that is there already.
+    """Return a small, quiet session on this machine, or the one that is there already.
 
     Its Python workers use this very Python, unless `PYSPARK_PYTHON` names another.
     """
@@ -92,7 +92,7 @@ def local_session(master: str = "local[4]", name: str = "elasticutor") -> SparkS
 
 
 def offer_of(spark: SparkSession) -> SparkResources:
-    """What this session has now; waits a moment for its first executor."""
+    """Return what this session has now; waits a moment for its first executor."""
     context = spark.sparkContext
     master = str(context.master)
     local = bool(_LOCAL.match(master))

@@ -158,7 +158,7 @@ class _Files:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """What `as_text` was made of: by the driver of this very session."""
+        """Return what `as_text` was made of: by the driver of this very session."""
         made: Self = pickle.loads(base64.b64decode(text))  # noqa: S301
         return made
 
@@ -166,7 +166,7 @@ class _Files:
         return len(self._files)
 
     def batches(self, number: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a file, once it is known to be whole."""
+        """Yield the rows of a file, once it is known to be whole."""
         table = read_table(self._location, self._files[number])
         for begin in range(0, len(table), _ROWS):
             yield self._made(number, table.slice(begin, _ROWS))
@@ -258,7 +258,7 @@ def _value_type(form: StateForm, unpickle: bool) -> pa.DataType:
 
 
 def _spark_type(kind: pa.DataType) -> pa.DataType:
-    """The type in which Spark can have such values; text if there is no other."""
+    """Return the type in which Spark can have such values; text if there is no other."""
     try:
         wanted = wider(kind)
         from_arrow_schema(pa.schema([("column", wanted)]), prefer_timestamp_ntz=True)
@@ -269,7 +269,7 @@ def _spark_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The column in a type of `_spark_type`."""
+    """Return the column in a type of `_spark_type`."""
     if kind == _TEXT and not _is_text(column.type):
         return _column(column.to_pylist(), kind)
     return cast(column, kind)

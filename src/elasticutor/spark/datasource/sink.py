@@ -110,13 +110,13 @@ class DataSourceSink(Sink):
         self.flush_s = flush_s
 
     def open(self, task: int, schema: pa.Schema) -> Writer:
-        """A writer to the data source, as for a run without a checkpoint."""
+        """Return a writer to the data source, as for a run without a checkpoint."""
         writers = _Writers(self._given, schema, self.overwrite)
         writers.have_first()
         return _CommittingWriter(writers, self.flush_rows, self.flush_s)
 
     def open_in(self, run: SinkRun, task: int, schema: pa.Schema) -> Writer:
-        """A writer that commits by epochs if there is a checkpoint, by rows and time if not."""
+        """Return a writer: by epochs if there is a checkpoint, by rows and time if not."""
         if not run.checkpointed:
             return self.open(task, schema)
         return _EpochCommits(_Writers(self._given, schema, self.overwrite), Spool(schema))
@@ -139,7 +139,7 @@ class _Writers:
         self._ready = {self.overwrite: self._make(self.overwrite)}
 
     def writer(self, *, first: bool) -> Any:
-        """A writer for the first commit, which may replace what is there, or for a later one."""
+        """Return a writer for the first commit, which may replace data, or for a later one."""
         overwrite = first and self.overwrite
         made = self._ready.pop(overwrite, None)
         if made is None:

@@ -124,7 +124,7 @@ class DataSourceSource(Source):
         self._struct = said if isinstance(said, StructType) else to_spark(self.schema)
 
     def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
-        """A reader of all partitions."""
+        """Return a reader of all partitions."""
         _require_one_task(self._given, tasks)
         ranges = _ranges(self._given, self._struct)
         rows = RowsToArrow(self._given.who, self.schema)
@@ -155,16 +155,16 @@ class _Ranges(ABC):
         self._reader = reader
 
     def initial(self) -> Any:
-        """Where a new stream begins."""
+        """Return where a new stream begins."""
         return self._reader.initialOffset()
 
     @abstractmethod
     def end(self, start: Any) -> Any:
-        """How far one can read from there now."""
+        """Return how far one can read from there now."""
 
     @abstractmethod
     def partitions(self, start: Any, end: Any) -> list[Callable[[], Iterable[Any]]]:
-        """What to call for the rows of each partition of a range."""
+        """Return what to call for the rows of each partition of a range."""
 
     def commit(self, end: Any) -> None:
         """Commit: nothing before this offset is read again, unless there is a failure."""
@@ -241,7 +241,7 @@ def _ranges(given: Given, struct: StructType) -> _Ranges:
 
 
 def _text(who: str, offset: Any) -> str:
-    """An offset as JSON: one that readers cannot change afterwards, and that can be compared."""
+    """Return an offset as JSON, which readers cannot change afterwards, and which compares."""
     try:
         return json.dumps(offset, sort_keys=True)
     except (TypeError, ValueError) as error:
@@ -280,7 +280,7 @@ class _RangeReader(Reader):
         """The offset of the data source's last commit, or where it began."""
 
     def poll(self, now: float, max_rows: int) -> Offer | None:
-        """Rows of the partition at hand; asks for a new range if the last one is read."""
+        """Return rows of the partition at hand; asks for a new range if the last one is read."""
         until = time.monotonic() + _POLL_S
         while self._partition is not None or self._begin(now):
             assert self._partition is not None
@@ -400,7 +400,7 @@ class _Partition:
             close()
 
     def _pull(self, most: int, until: float) -> list[Any]:
-        """Rows up to the next record batch, which is then the rest."""
+        """Return rows up to the next record batch, which is then the rest."""
         rows: list[Any] = []
         for item in self._given:
             if not isinstance(item, pa.RecordBatch):
