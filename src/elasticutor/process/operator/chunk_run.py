@@ -268,7 +268,7 @@ class SingleRun(_RowByRow):
 
 
 def _picked(batch: pa.RecordBatch, places: IntArray) -> pa.RecordBatch:
-    """The rows at these rising places; without `pyarrow.compute`."""
+    """The rows at these rising places: slices, joined."""
     gaps = np.flatnonzero(np.diff(places) != 1) + 1
     starts, ends = [0, *gaps.tolist()], [*gaps.tolist(), len(places)]
     runs = [

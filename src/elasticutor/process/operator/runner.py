@@ -4,9 +4,6 @@ A chunk's columns become Python values once, column by column; its rows' outputs
 same way. What remains for each row is the operator itself, and a handle on its key's state that is
 given the key. Whatever goes wrong in the operator, or does not fit its output, comes out as an
 `OperatorError` that names the row.
-
-This module runs in every task, so it loads no part of pyarrow that it can do without
-(`pyarrow.compute` alone is 9 MB in each process).
 """
 
 from __future__ import annotations

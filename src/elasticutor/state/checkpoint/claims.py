@@ -22,13 +22,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from elasticutor.state.checkpoint.errors import (
-    AbsentError,
-    DamagedError,
-    InUseError,
-    LayoutError,
-    Words,
-)
+from elasticutor.errors import Words
+from elasticutor.state.checkpoint.errors import AbsentError, DamagedError, InUseError, LayoutError
 from elasticutor.state.checkpoint.location import Location
 from elasticutor.state.checkpoint.manifests import checked, rendered
 

@@ -20,7 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from elasticutor.errors import ElasticutorError
+from elasticutor.errors import ElasticutorError, Words
 
 STORAGE_FAULTS: Final = (OSError, pa.ArrowException)
 """What `pyarrow.fs` and the operating system raise."""
@@ -74,20 +74,6 @@ class StorageError(CheckpointError):
 
 class AbsentError(StorageError):
     """There is no such file."""
-
-
-class Words(str):
-    """Text that stands in a sentence as it is, without quotes.
-
-    Example:
-        >>> print(DamagedError("a.json", "be whole", Words("12 of 30 bytes")))
-        a.json must be whole; got 12 of 30 bytes
-    """
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def refused(path: str, must: str, error: Exception) -> StorageError:

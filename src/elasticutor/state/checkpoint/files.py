@@ -15,13 +15,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
-from elasticutor.errors import BadValueError
+from elasticutor.errors import BadValueError, Words
 from elasticutor.state.checkpoint.errors import (
     AbsentError,
     DamagedError,
     LayoutError,
     MismatchError,
-    Words,
 )
 from elasticutor.state.checkpoint.forms import LAYOUT, FileName, Kind, StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from elasticutor.core.protocol.ids import Attempt
-from elasticutor.state.checkpoint.errors import MismatchError, Words
+from elasticutor.errors import Words
+from elasticutor.state.checkpoint.errors import MismatchError
 from elasticutor.state.checkpoint.forms import StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location
 from elasticutor.state.checkpoint.manifests import Manifest

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from elasticutor.core.protocol.ids import Epoch
+from elasticutor.errors import Words
 from elasticutor.state.checkpoint.errors import (
     CheckpointError,
     DamagedError,
     LayoutError,
     MismatchError,
-    Words,
 )
 from elasticutor.state.checkpoint.files import check
 from elasticutor.state.checkpoint.forms import StateFile

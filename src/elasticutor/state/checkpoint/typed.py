@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from elasticutor.errors import BadValueError
-from elasticutor.state.checkpoint.errors import Words
+from elasticutor.errors import BadValueError, Words
 from elasticutor.state.codec import decode, decode_key, encode
 
 # How a state looked, in the column `shape`; these numbers are on disk.

@@ -18,13 +18,12 @@ import pyarrow.compute as pc
 
 from elasticutor.core.keys import executors_of
 from elasticutor.core.protocol.ids import Epoch
-from elasticutor.errors import BadValueError, UnsupportedKeyError
+from elasticutor.errors import BadValueError, UnsupportedKeyError, Words
 from elasticutor.state.checkpoint.errors import (
     AbsentError,
     CheckpointError,
     DamagedError,
     MismatchError,
-    Words,
 )
 from elasticutor.state.checkpoint.forms import StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location
