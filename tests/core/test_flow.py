@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.executor.flow import Emitter, InputCredits
+from elasticutor.core.executor.credits import InputCredits
+from elasticutor.core.executor.emitter import Emitter
 from elasticutor.core.protocol.events import Output
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.core.protocol.instructions import Emit, EmitMarker, GrantCredit

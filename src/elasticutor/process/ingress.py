@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from elasticutor.core.executor.flow import Emitter, InputCredits
+from elasticutor.core.executor.credits import InputCredits
+from elasticutor.core.executor.emitter import Emitter
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.batches import Ingress

@@ -16,7 +16,7 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from elasticutor.core.executor.flow import InputCredits
+from elasticutor.core.executor.credits import InputCredits
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.protocol.coordinator import (
     BeginAttempt,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from elasticutor.core.executor.flow import Emitter
+from elasticutor.core.executor.emitter import Emitter
 from elasticutor.core.measure.pacing import PACE_S, USUAL_GAP_S, next_gap_s
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.coordinator import (

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from elasticutor.core.executor.batch import MOST_SINGLES, Part
 from elasticutor.core.executor.config import ExecutorConfig
+from elasticutor.core.executor.credits import InputCredits
+from elasticutor.core.executor.emitter import Emitter
 from elasticutor.core.executor.epochs import Epochs
-from elasticutor.core.executor.flow import Emitter, InputCredits
 from elasticutor.core.executor.receiver import Receiver
 from elasticutor.core.executor.tasks import TaskView
 from elasticutor.core.measure.load import FloatArray, ShardLoads

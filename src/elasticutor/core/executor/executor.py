@@ -19,8 +19,7 @@ from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.core.executor.datapath import DataPath, require_size
 from elasticutor.core.executor.epoch_end import EpochEnd
 from elasticutor.core.executor.epochs import Epochs
-from elasticutor.core.executor.moves import Move, MovePhase
-from elasticutor.core.executor.reassignment import Reassigner
+from elasticutor.core.executor.reassignment import Move, MovePhase, Reassigner
 from elasticutor.core.executor.rollback import Rollback
 from elasticutor.core.executor.routing import RoutingTable
 from elasticutor.core.executor.task_set import TaskSet

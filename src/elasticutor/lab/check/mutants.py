@@ -13,12 +13,12 @@ from typing import Any
 from unittest.mock import patch
 
 from elasticutor.core.executor.batch import Part, divided
+from elasticutor.core.executor.credits import InputCredits
 from elasticutor.core.executor.datapath import DataPath
+from elasticutor.core.executor.emitter import Emitter
 from elasticutor.core.executor.epoch_end import EpochEnd
 from elasticutor.core.executor.epochs import Epochs
-from elasticutor.core.executor.flow import Emitter, InputCredits
-from elasticutor.core.executor.moves import Move, MovePhase
-from elasticutor.core.executor.reassignment import Reassigner
+from elasticutor.core.executor.reassignment import Move, MovePhase, Reassigner
 from elasticutor.core.executor.receiver import Receiver
 from elasticutor.core.executor.rollback import Rollback
 from elasticutor.core.executor.tasks import TaskView
