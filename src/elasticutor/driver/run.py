@@ -173,7 +173,7 @@ class Run:
 
     def _change_cores(self, who: Peer, cores: int | Mapping[str, int]) -> dict[NodeId, int]:
         """In the hub's thread, where nobody else changes cores meanwhile."""
-        from elasticutor.core.executor.cores import core_changes
+        from elasticutor.core.executor.tasks import core_changes
         from elasticutor.driver.cluster import free_cores, spread_cores
 
         supervisor = self._supervisor

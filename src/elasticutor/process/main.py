@@ -19,9 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from elasticutor.core.executor.batch import MOST_SINGLES, ShardArray
-from elasticutor.core.executor.cores import core_changes
 from elasticutor.core.executor.executor import ElasticExecutor
-from elasticutor.core.executor.tasks import TaskStatus
+from elasticutor.core.executor.tasks import TaskStatus, core_changes
 from elasticutor.core.keys import shard_hasher, shards_of
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from elasticutor.core.executor.datapath import DataPath
 from elasticutor.core.executor.epochs import Epochs
 from elasticutor.core.executor.reassignment import Reassigner
-from elasticutor.core.executor.task_set import TaskSet
+from elasticutor.core.executor.tasks import TaskSet
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import NodeId, ShardId

@@ -22,8 +22,7 @@ from elasticutor.core.executor.epochs import Epochs
 from elasticutor.core.executor.reassignment import Move, MovePhase, Reassigner
 from elasticutor.core.executor.rollback import Rollback
 from elasticutor.core.executor.routing import RoutingTable
-from elasticutor.core.executor.task_set import TaskSet
-from elasticutor.core.executor.tasks import TaskStatus, TaskView
+from elasticutor.core.executor.tasks import TaskSet, TaskStatus, TaskView
 from elasticutor.core.measure.load import FloatArray
 from elasticutor.core.measure.metrics import ExecutorMetrics
 from elasticutor.core.protocol import events as ev
