@@ -342,8 +342,7 @@ class _Visit:
                 self._made.add(operator, packet.open(schema), size)
                 self._meter.took(operator, packet)
                 self._intake.spend(sender, size)
-                self._intake.finish(sender, size)
-                grant = self._intake.grant(sender, attempt, _TAKE_BYTES)
+                grant = self._intake.finish(sender, size, attempt, _TAKE_BYTES)
                 if grant is not None:
                     self._mail.send(sender, Credit(self._me, attempt, grant.total))
             case say.Marker(sender):

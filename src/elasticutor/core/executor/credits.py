@@ -32,8 +32,7 @@ class InputCredits:
     Example:
         >>> credits = InputCredits([Peer("u")], first=100)
         >>> credits.spend(Peer("u"), 150)
-        >>> credits.finish(Peer("u"), 150)
-        >>> credits.grant(Peer("u"), Attempt(1), limit=100)
+        >>> credits.finish(Peer("u"), 150, Attempt(1), limit=100)
         GrantCredit(upstream='u', attempt=1, total=250)
     """
 
@@ -52,9 +51,10 @@ class InputCredits:
 
     def require_credit(self, upstream: Peer) -> None:
         """Refuse a message from an upstream that has used up what it was granted."""
-        self.require(upstream)
-        intake = self._intakes[upstream]
-        if intake.sent >= intake.granted:
+        intake = self._intakes.get(upstream)
+        if intake is None:
+            self.require(upstream)
+        elif intake.sent >= intake.granted:
             raise CreditExceededError(
                 f"upstream {upstream!r}",
                 f"have sent less than the {intake.granted} bytes granted before it sends more",
@@ -65,20 +65,17 @@ class InputCredits:
         """Count a message that has arrived."""
         self._intakes[upstream].sent += size
 
-    def finish(self, upstream: Peer, size: int) -> None:
-        """Count bytes that are processed."""
-        self._intakes[upstream].finished += size
-
-    def inside(self, upstream: Peer) -> int:
-        """Bytes that have arrived and are not processed yet."""
+    def finish(self, upstream: Peer, size: int, attempt: Attempt, limit: int) -> GrantCredit | None:
+        """Count bytes as processed, and let up to `limit` be inside, if that is worth a message."""
         intake = self._intakes[upstream]
-        return intake.sent - intake.finished
-
-    def grant(self, upstream: Peer, attempt: Attempt, limit: int) -> GrantCredit | None:
-        """Let up to `limit` bytes be inside, if that is worth a message."""
-        intake = self._intakes[upstream]
+        intake.finished += size
         total = intake.finished + limit
         if total - intake.granted < max(1, limit // 4):
             return None
         intake.granted = total
         return GrantCredit(upstream, attempt, total)
+
+    def inside(self, upstream: Peer) -> int:
+        """Bytes that have arrived and are not processed yet."""
+        intake = self._intakes[upstream]
+        return intake.sent - intake.finished

@@ -24,7 +24,7 @@ from elasticutor.core.measure.metrics import ExecutorMetrics, Meter
 from elasticutor.core.measure.work import WorkLog, require_times
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
-from elasticutor.core.protocol.ids import ChunkId, Epoch, Peer, TaskId
+from elasticutor.core.protocol.ids import ChunkId, Epoch, NodeId, Peer, TaskId
 from elasticutor.errors import BadValueError, OutOfOrderError, UnknownShardError
 
 Routed = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.intp]]
@@ -68,6 +68,7 @@ class DataPath:
         self._loads = ShardLoads(config.shards, config.load_half_life_s, now)
         self._steady = ShardLoads(config.shards, config.steady_half_life_s, now)
         self._byte_s: float | None = None  # measured seconds per byte of input
+        self._state_bytes: dict[NodeId, int] = {}
 
     def open(self, upstreams: Iterable[Peer], destinations: Iterable[Peer]) -> None:
         """Start an attempt, with nothing under way."""
@@ -261,8 +262,7 @@ class DataPath:
     def _return_credit(self, finished: Mapping[Peer, int]) -> None:
         limit = self._credit_bytes()
         for upstream, size in finished.items():
-            self.credits.finish(upstream, size)
-            grant = self.credits.grant(upstream, self._epochs.attempt, limit)
+            grant = self.credits.finish(upstream, size, self._epochs.attempt, limit)
             if grant is not None:
                 self._emit(grant)
 
@@ -343,7 +343,22 @@ class DataPath:
         for instruction in self.outputs.send(destination, self._epochs.attempt):
             self._emit(instruction)
 
+    def waiting_for(self) -> list[str]:
+        """What is under way and cannot go on, in words."""
+        waiting = self.receiver.waiting
+        waits = [f"{waiting} tuples to be handed out"] * bool(waiting)
+        return [*waits, *["outputs to be taken"] * (not self.outputs.empty)]
+
     # Measured on the way
+
+    def state_measured(self, node: NodeId, size: int) -> None:
+        """Take note of how large the state on a node is."""
+        self._state_bytes[node] = size
+        self.meter.state_bytes(sum(self._state_bytes.values()))
+
+    def forget_node(self, node: NodeId) -> None:
+        """Leave out the state on a node, from the next measurement on."""
+        self._state_bytes.pop(node, None)
 
     def measure(self, now: float) -> ExecutorMetrics:
         """What was measured since the last time, up to now."""

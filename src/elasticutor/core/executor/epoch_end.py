@@ -30,13 +30,13 @@ class EpochEnd:
         epochs: Epochs,
         data: DataPath,
         moves: Reassigner,
-        crew: TaskSet,
+        task_set: TaskSet,
         emit: Callable[[do.Instruction], None],
     ) -> None:
         self._epochs = epochs
         self._data = data
         self._moves = moves
-        self._crew = crew
+        self._task_set = task_set
         self._emit = emit
 
     def mark(self, event: ev.MarkerArrived, now: float) -> None:
@@ -67,7 +67,7 @@ class EpochEnd:
         unplaced = None in self._moves.table.owners
         if not self._data.receiver.empty or self._moves.holding or unplaced:
             return False
-        running = self._crew.running
+        running = self._task_set.running
         epoch = at.end({task.id for task in running}, now)
         for task in running:
             self._emit(do.FlushTask(task.id, at.attempt, epoch))
@@ -89,7 +89,7 @@ class EpochEnd:
         at, task = self._epochs, event.task
         if task not in at.still_to_flush or event.epoch != at.ending:
             raise OutOfOrderError(f"task {task}", "have been told to flush", event.epoch)
-        if self._data.owes_last_epoch(self._crew.tasks[task]):
+        if self._data.owes_last_epoch(self._task_set.tasks[task]):
             raise OutOfOrderError(f"task {task}", "answer its chunks first", event.epoch)
         at.still_to_flush.discard(task)
         at.pause_s = max(at.pause_s, event.pause_s)
@@ -143,5 +143,5 @@ class EpochEnd:
 
     def commit_stores(self) -> None:
         """Let every store forget what came before the committed epoch."""
-        for node in sorted(self._crew.stores):
+        for node in sorted(self._task_set.stores):
             self._emit(do.CommitStore(node, self._epochs.committed))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, TaskId
-from elasticutor.errors import OutOfOrderError, StaleAttemptError
+from elasticutor.errors import BadValueError, OutOfOrderError, StaleAttemptError
 
 
 @dataclass(slots=True)
@@ -61,6 +61,15 @@ class Epochs:
             raise StaleAttemptError("attempt", f"be {self.attempt}", attempt, "it was given up")
         if attempt > self.attempt:
             raise OutOfOrderError("attempt", f"be {self.attempt}", attempt, "it has not begun")
+
+    def require_next(self, attempt: Attempt, base: Epoch, epoch: Epoch) -> None:
+        """Refuse an attempt that has begun or is over, or whose epochs cannot be."""
+        if attempt == self.attempt:
+            raise OutOfOrderError("attempt", f"be after {self.attempt}", attempt)
+        if attempt < self.attempt:
+            raise StaleAttemptError("attempt", f"be after {self.attempt}", attempt)
+        if not 0 <= base < epoch:
+            raise BadValueError("base", f"be 0 to {epoch - 1}", base)
 
     def begin(
         self, attempt: Attempt, base: Epoch, epoch: Epoch, upstreams: frozenset[Peer]
@@ -141,3 +150,9 @@ class Epochs:
         assert self.prepared is not None  # only called with one prepared
         self.committed, self.prepared = self.prepared, None
         return self.committed
+
+    def waiting_for(self) -> list[str]:
+        """What the end of an epoch waits for, in words."""
+        tasks = [f"task {task} to flush" for task in sorted(self.flushing or ())]
+        nodes = [f"node {node} to persist" for node in sorted(self.persisting or ())]
+        return [*tasks, *nodes, f"markers from {sorted(self.upstreams - self.marked)}"]

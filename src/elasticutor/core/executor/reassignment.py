@@ -306,6 +306,15 @@ class Reassigner:
         """The moves that need this node."""
         return [move for move in self.moves.values() if node in (move.origin, move.target)]
 
+    def waiting_for(self) -> list[str]:
+        """The moves under way, and shards without an owner, in words."""
+        unplaced = len(self.table.shards_of(None))
+        moves = self.moves.values()
+        return [
+            *(f"move {move.id} of shard {move.shard} ({move.phase.value})" for move in moves),
+            *[f"an owner for {unplaced} shards"] * bool(unplaced),
+        ]
+
     def overdue(self, before: float) -> list[str]:
         """The moves that were begun or labelled before then, each with who has to answer."""
         return [

@@ -71,3 +71,8 @@ class Rollback:
                 keep = tuple(ShardId(s) for s, home in enumerate(homes) if home == node)
                 self._emit(RollBackStore(node, self._attempt, self._base, keep))
         return not self.restoring
+
+    def waiting_for(self) -> list[str]:
+        """What has yet to be answered, in words."""
+        tasks = [f"task {task} to reset" for task in sorted(self.resetting)]
+        return [*tasks, *(f"store on {node} to roll back" for node in sorted(self.restoring))]

@@ -260,6 +260,14 @@ class TaskSet:
         self._emit(StartTask(node, task.id))
         self._meter.set_cores(len(self.tasks), now)
 
+    def waiting_for(self) -> list[str]:
+        """What tasks have yet to answer, in words."""
+        return [
+            f"{len(task.flights)} chunks from task {task.id}"
+            for task in self.tasks.values()
+            if task.flights
+        ]
+
     def overdue(self, before: float) -> list[str]:
         """The tasks whose cores were granted before then, and whose processes are not up."""
         return [

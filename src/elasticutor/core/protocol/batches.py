@@ -26,10 +26,9 @@ Pure, as all of `core`: who runs it tells it what has happened, and does what it
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
+from elasticutor.core.protocol.batch_attempt import SENDING, BatchAttempt, BatchPhase
 from elasticutor.core.protocol.batch_protocol import (
     Admit,
     BatchEvent,
@@ -72,70 +71,6 @@ __all__ = [
     "TaskDone",
     "WentBack",
 ]
-
-
-class BatchPhase(Enum):
-    """How far the current attempt is."""
-
-    COUNTING = "counting the stage's tasks"
-    RETURNING = "going back"
-    BEGINNING = "waiting for executors to be ready"
-    RUNNING = "running"
-    WRITING = "writing the manifest"
-    DURABLE = "durable"
-    ABORTED = "given up"
-
-
-_SENDING = (BatchPhase.RUNNING, BatchPhase.WRITING, BatchPhase.DURABLE)
-"""Phases with tasks that were admitted."""
-
-
-@dataclass(slots=True)
-class _Try:
-    """One attempt at one batch."""
-
-    epoch: Epoch
-    execution: int
-    stage: int
-    attempt: Attempt
-    base: Epoch
-    phase: BatchPhase = BatchPhase.COUNTING
-    returns: bool = False
-    """Whether the checkpoint has yet to go back."""
-    counted: int = 0
-    arrived: dict[int, Ingress] = field(default_factory=dict)
-    """By partition."""
-    left: set[int] = field(default_factory=set)
-    last: Ingress | None = None
-    """The task that waits until the epoch is durable."""
-    unready: set[Peer] = field(default_factory=set)
-    notes: dict[Peer, Any] = field(default_factory=dict)
-    """Of executors that have prepared."""
-    written: bool = False
-    """Whether its manifest may be there."""
-    kept: bool = False
-    """Whether an earlier execution's is there."""
-    reason: str = ""
-    again: bool = True
-    """Whether running the batch again would help, if it was given up."""
-    output: int | None = None
-    """What the stage's output is for, if that is known."""
-    doubtful: dict[int, list[Ingress]] = field(default_factory=dict)
-    """Tasks of further stages of the execution, by stage, until it is known what they are for."""
-    refused: dict[int, tuple[str, bool]] = field(default_factory=dict)
-    """Further stages of which that is known: why they are refused, and whether a restart helps."""
-
-    @property
-    def identity(self) -> tuple[int, int, int]:
-        return self.epoch, self.execution, self.stage
-
-    @property
-    def complete(self) -> bool:
-        """Whether every task has left, and so the epoch is durable."""
-        return 0 < self.counted == len(self.left)
-
-    def upstream(self, partition: int) -> Peer:
-        return Peer(f"p{partition}@{self.attempt}")
 
 
 class Batches:
@@ -190,7 +125,7 @@ class Batches:
         self.committed = committed
         """The newest epoch that whoever runs the batches is known to have committed."""
         self._keeps = keeps
-        self._try: _Try | None = None
+        self._try: BatchAttempt | None = None
         self._owed = Epoch(0)
         self._missed: tuple[str, bool] | None = None
         """Why no batch can follow any more, and whether a restart helps; None if one can."""
@@ -210,11 +145,7 @@ class Batches:
     @property
     def present(self) -> list[Ingress]:
         """The tasks that are here, and wait for something or send."""
-        current = self._try
-        if current is None or current.phase is BatchPhase.ABORTED:
-            return []
-        here = [task for part, task in current.arrived.items() if part not in current.left]
-        return [*here, *(task for tasks in current.doubtful.values() for task in tasks)]
+        return [] if self._try is None else self._try.present
 
     @property
     def idle(self) -> bool:
@@ -223,37 +154,16 @@ class Batches:
         return current is None or current.complete or current.phase is BatchPhase.ABORTED
 
     def missing(self) -> tuple[Peer, ...]:
-        """Executors that have yet to answer what everybody waits for."""
-        current = self._try
-        if current is None:
-            return ()
-        if current.phase is BatchPhase.BEGINNING:
-            return tuple(sorted(current.unready))
-        if current.phase is BatchPhase.RUNNING and current.last is not None:
-            return tuple(who for who in self._executors if who not in current.notes)
-        return ()
+        """Executors that have yet to answer what everything waits for."""
+        return () if self._try is None else self._try.missing(self._executors)
 
     def waits(self) -> bool:
-        """Whether it waits for somebody who should not take long."""
-        current = self._try
-        if current is None:
-            return False
-        if current.phase is BatchPhase.RUNNING:
-            return current.last is not None
-        if current.doubtful:
-            return True
-        return current.phase not in (BatchPhase.DURABLE, BatchPhase.ABORTED)
+        """Whether it waits for an answer that should not take long."""
+        return self._try is not None and self._try.waits
 
     def waiting_for(self) -> list[str]:
         """Why nothing happens, in words."""
-        current = self._try
-        if current is None:
-            return ["the first batch"]
-        words = [f"batch {current.epoch - 1}, attempt {current.attempt}: {current.phase.value}"]
-        words += [f"answer of {', '.join(self.missing())}"] * bool(self.missing())
-        words += [f"what stage {stage} is for" for stage in current.doubtful]
-        here, left = len(current.arrived), len(current.left)
-        return [*words, f"{here} of {current.counted} tasks have arrived, {left} have left"]
+        return ["the first batch"] if self._try is None else self._try.waiting_for(self._executors)
 
     @property
     def owed(self) -> Epoch:
@@ -369,7 +279,7 @@ class Batches:
             reason = f"batch {before.epoch - 1} {word} (execution {task.execution})"
             orders += self.give_up(reason)
         self.attempt = Attempt(self.attempt + 1)
-        self._try = _Try(
+        self._try = BatchAttempt(
             task.epoch,
             task.execution,
             task.stage,
@@ -397,7 +307,7 @@ class Batches:
         self._missed = words, kept
         return [*self.give_up(words, again=kept), Refuse(task, words, kept)]
 
-    def _on_one_of_many(self, current: _Try, task: Ingress) -> list[BatchOrder]:
+    def _on_one_of_many(self, current: BatchAttempt, task: Ingress) -> list[BatchOrder]:
         first = current.arrived.get(task.partition)
         if current.phase is BatchPhase.ABORTED:
             return [Refuse(task, current.reason, current.again)]
@@ -418,7 +328,7 @@ class Batches:
             return [Admit(task, current.attempt, current.upstream(task.partition))]
         return []
 
-    def _on_second(self, current: _Try, task: Ingress) -> list[BatchOrder]:
+    def _on_second(self, current: BatchAttempt, task: Ingress) -> list[BatchOrder]:
         """A task of another stage of the execution."""
         if not current.complete:  # then nothing of it can have been lost yet
             return [*self.give_up(_TWICE, again=False), Refuse(task, _TWICE, False)]
@@ -428,7 +338,7 @@ class Batches:
         waiting.append(task)
         return [CountTasks(task.execution, task.stage)] if len(waiting) == 1 else []
 
-    def _on_second_counted(self, current: _Try, event: StageCounted) -> list[BatchOrder]:
+    def _on_second_counted(self, current: BatchAttempt, event: StageCounted) -> list[BatchOrder]:
         again = event.output is not None and event.output == current.output
         reason = _LOST if again else _TWICE
         current.refused[event.stage] = reason, again
@@ -477,7 +387,7 @@ class Batches:
     def _on_done(self, task: Ingress, attempt: Attempt) -> list[BatchOrder]:
         current = self._current(attempt)
         here = current.arrived.get(task.partition) == task and task.partition not in current.left
-        if not here or current.phase not in _SENDING:
+        if not here or current.phase not in SENDING:
             raise OutOfOrderError("task that is done", "be one that was admitted", task)
         if len(current.left) + 1 < current.counted:
             current.left.add(task.partition)
@@ -520,14 +430,14 @@ class Batches:
         current.phase = BatchPhase.DURABLE
         return self._try_to_leave(current)
 
-    def _try_to_leave(self, current: _Try) -> list[BatchOrder]:
+    def _try_to_leave(self, current: BatchAttempt) -> list[BatchOrder]:
         if current.last is None or current.phase is not BatchPhase.DURABLE:
             return []
         last, current.last = current.last, None
         current.left.add(last.partition)
         return [Leave(last)]
 
-    def _current(self, attempt: Attempt) -> _Try:
+    def _current(self, attempt: Attempt) -> BatchAttempt:
         current = self._try
         if current is None or attempt < current.attempt or current.phase is BatchPhase.ABORTED:
             raise StaleAttemptError("attempt", f"be {self.attempt}, and going on", attempt)

@@ -141,7 +141,7 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class CommitEpoch:
-    """Tell an executor or a sink that the epoch is committed."""
+    """Tell a participant that the epoch is committed."""
 
     who: Peer
     attempt: Attempt
@@ -176,8 +176,8 @@ class Coordinator:
         []
         >>> coordinator.handle(ParticipantPrepared("count", 1, 1))
         [WriteManifest(epoch=1, attempt=1, predecessor=0, notes={'clicks': 42, 'count': None})]
-        >>> coordinator.handle(ManifestWritten(1))
-        [CommitEpoch(who='count', attempt=1, epoch=1)]
+        >>> [order.who for order in coordinator.handle(ManifestWritten(1))]  # each CommitEpoch(…)
+        ['count', 'clicks']
     """
 
     def __init__(
@@ -306,12 +306,15 @@ class Coordinator:
         self._require_writing(event.epoch)
         self.committed = self.epoch
         self._notes = self._prepared
+        to_sources = self._commits(self._sources)
         if self._failure is not None:
-            return self._begin()
+            return [*self._begin(), *to_sources]  # they have not started the next attempt yet
         self._prepared = {}
         self.epoch = Epoch(self.epoch + 1)
         self.phase = CoordinatorPhase.RUNNING
-        receivers = (*self._executors, *self._sinks)
+        return [*self._commits((*self._executors, *self._sinks)), *to_sources]
+
+    def _commits(self, receivers: Iterable[Peer]) -> list[Order]:
         return [CommitEpoch(who, self.attempt, self.committed) for who in receivers]
 
     def _on_manifest_failed(self, event: ManifestFailed) -> list[Order]:
