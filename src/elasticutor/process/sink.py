@@ -5,7 +5,6 @@ Credits, epochs, and when output may be seen are `core.protocol.sink`'s to decid
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 from abc import ABC, abstractmethod
@@ -33,9 +32,10 @@ from elasticutor.core.protocol.sink import (
     SinkSide,
     WriteHeld,
 )
-from elasticutor.errors import BadValueError, ElasticutorError, ProtocolError
-from elasticutor.process.actor import Actor
+from elasticutor.errors import BadValueError, ProtocolError
+from elasticutor.process.actor import Participant
 from elasticutor.process.failures import reporting
+from elasticutor.process.routes import require_schema
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.process.specs import SinkSpec
 from elasticutor.sinks import EpochWriter, NoSink, Sink, SinkRun, Writer, open_sink
@@ -50,7 +50,7 @@ _INSIDE = 64
 
 
 def run_sink(payload: bytes) -> None:
-    """Be the sink that the payload describes, until told to finish."""
+    """Run the sink that the payload describes, until the driver ends it."""
     spec: SinkSpec = pickle.loads(payload)  # noqa: S301 - it came from the driver, authenticated
     ask_for_short_slices()
     mail = Mailbox.at(spec.site, spec.who)
@@ -148,14 +148,14 @@ def _outlet(sink: Sink, spec: SinkSpec, mail: Mailbox, side: SinkSide) -> _Outle
     return _ByEpochs(writer) if isinstance(writer, EpochWriter) else _AtOnce(writer)
 
 
-class SinkProcess(Actor):
+class SinkProcess(Participant):
     """One sink."""
 
     def __init__(self, spec: SinkSpec, mail: Mailbox) -> None:
-        super().__init__(mail, "a sink")
+        super().__init__(mail, "a sink", spec.site, spec.who)
         self._spec = spec
         sink: Sink = cloudpickle.loads(spec.blob)
-        self._writes = not isinstance(sink, NoSink)  # otherwise nobody looks into the packets
+        self._writes = not isinstance(sink, NoSink)  # otherwise packets stay unopened
         self._side = SinkSide(
             spec.who,
             spec.upstreams,
@@ -170,12 +170,9 @@ class SinkProcess(Actor):
         self._since = time.monotonic()
 
     def run(self) -> None:
-        """Register, then write whatever comes until told to finish."""
+        """Register, then write what comes until the driver says `Finish`."""
         spec = self._spec
-        where = say.Registered(
-            spec.site.run, spec.who, self._mail.endpoint, os.getpid(), spec.site.life
-        )
-        self._mail.send(DRIVER, where)
+        self.register()
         self.every(spec.tempo.measure_s, self._outlet.tick)
         self.every(spec.tempo.measure_s, self._measure)
         try:
@@ -191,11 +188,7 @@ class SinkProcess(Actor):
             self._mail.drop(str(error))
 
     def _on_hello(self, message: say.Hello) -> None:
-        schema = pa.ipc.read_schema(pa.py_buffer(message.schema))
-        if not schema.equals(self._spec.schema):
-            raise ElasticutorError(
-                f"tuples from {message.sender!r}", f"have the schema {self._spec.schema}", schema
-            )
+        require_schema(message, self._spec.schema)
         self._greeted.add(message.sender)
 
     def _on_tuples(self, message: Tuples | RowTuples) -> None:
@@ -253,9 +246,9 @@ class SinkProcess(Actor):
                     self._outlet.abort()
                 case ParticipantPrepared():
                     self._measure()  # before a run that ends with this epoch is over
-                    self._say(order)
+                    self.report(order)
                 case ParticipantReady():
-                    self._say(order)
+                    self.report(order)
 
     def _on_confirm_outputs(self, order: ConfirmOutputs) -> None:
         self._mail.send(order.executor, self._side.confirm(order))
@@ -264,14 +257,11 @@ class SinkProcess(Actor):
         self._mail.know_all(message.book)
 
     def _on_rest(self, message: say.Rest) -> None:
-        # In its place behind the last commit: so whoever waits for the run finds all published.
-        self._say(say.Rested())
+        # In its place behind the last commit: when the run is over, all is published.
+        self.report(say.Rested())
 
     def _on_finish(self, message: say.Finish) -> None:
         self.finish()
-
-    def _say(self, what: Any) -> None:
-        self._mail.send(DRIVER, say.Said(self._spec.site.run, self._spec.who, what))
 
     def _measure(self) -> None:
         now = time.monotonic()

@@ -6,7 +6,6 @@ the packets, the clock and what is measured.
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 from collections import Counter
@@ -37,7 +36,7 @@ from elasticutor.core.protocol.source import (
     SourceSide,
 )
 from elasticutor.errors import ProtocolError
-from elasticutor.process.actor import Actor
+from elasticutor.process.actor import Participant
 from elasticutor.process.failures import reporting
 from elasticutor.process.idle import IdleShare
 from elasticutor.process.operator.rows import RowWriter
@@ -66,7 +65,7 @@ _WIDE_BATCH_BYTES = 8 * 1024 * 1024
 
 
 def run_source(payload: bytes) -> None:
-    """Be the source task that the payload describes, until told to finish."""
+    """Run the source task that the payload describes, until the driver ends it."""
     spec: SourceSpec = pickle.loads(payload)  # noqa: S301 - it came from the driver, authenticated
     ask_for_short_slices()
     mail = Mailbox.at(spec.site, spec.who)
@@ -74,11 +73,11 @@ def run_source(payload: bytes) -> None:
         SourceProcess(spec, mail).run()
 
 
-class SourceProcess(Actor):
+class SourceProcess(Participant):
     """One task of a source."""
 
     def __init__(self, spec: SourceSpec, mail: Mailbox) -> None:
-        super().__init__(mail, "a source")
+        super().__init__(mail, "a source", spec.site, spec.who)
         self._spec = spec
         self._source: Source = cloudpickle.loads(spec.blob)
         self._reader: Reader | None = None
@@ -106,12 +105,9 @@ class SourceProcess(Actor):
         self._routed: Counter[Peer] = Counter()  # rows by destination, since the last measurement
 
     def run(self) -> None:
-        """Register, then send whatever is due until told to finish."""
+        """Register, then send what is due until the driver says `Finish`."""
         spec = self._spec
-        where = say.Registered(
-            spec.site.run, spec.who, self._mail.endpoint, os.getpid(), spec.site.life
-        )
-        self._mail.send(DRIVER, where)
+        self.register()
         self.every(spec.tempo.measure_s, self._measure)
         self.every(PACE_S, self._pace)
         try:
@@ -180,7 +176,7 @@ class SourceProcess(Actor):
         self._send_packets(packets, batch.num_rows, offer.born)
 
     def _send_rows(self, offer: RowOffer) -> None:
-        assert self._row_router is not None  # else nobody has asked for rows
+        assert self._row_router is not None  # rows are asked for only then
         packets: Sequence[Output] | None = self._row_router.split(offer.rows, offer.due_us)
         if packets is None:  # refused, or converted, as a batch of them is
             batch = self._writer.batch(offer.rows)
@@ -247,7 +243,7 @@ class SourceProcess(Actor):
                     self._emit((order,))
                 case ParticipantPrepared():
                     self._measure()  # before a run that ends with this epoch is over
-                    self._say(order)
+                    self.report(order)
                 case ReadFrom(offset):
                     self._read_from(offset)
                 case CommitOffset(offset):
@@ -276,13 +272,10 @@ class SourceProcess(Actor):
 
     def _on_pause(self, order: PauseUpstream) -> None:
         # What is cut already counts as sent: it goes out as its executors grant credit.
-        self._say(self._router.tables[order.operator].pause(order))
+        self.report(self._router.tables[order.operator].pause(order))
 
     def _on_table(self, order: UpdateTable) -> None:
-        self._say(self._router.tables[order.operator].update(order))
-
-    def _say(self, what: Any) -> None:
-        self._mail.send(DRIVER, say.Said(self._spec.site.run, self._spec.who, what))
+        self.report(self._router.tables[order.operator].update(order))
 
     def _on_peers(self, message: say.Peers) -> None:
         self._mail.know_all(message.book)
@@ -328,7 +321,7 @@ def _is_wide(executors: int) -> bool:
 
 
 def _followed(offer: Offer, reader: Reader, now: float, rows: int) -> Offer:
-    """Return an offer together with what the reader has besides, up to about so many tuples."""
+    """Return an offer together with what the reader has besides, up to about `rows` tuples."""
     offers, count = [offer], offer.batch.num_rows
     while count < rows and not _ended(reader):
         more = reader.poll(now, rows - count)
@@ -376,7 +369,7 @@ class _Meter:
         self._blocked_since = now if blocked else None
 
     def take(self, now: float) -> tuple[float, int, float, float]:
-        """Seconds, rows, the share of time blocked, and how far behind; starts anew."""
+        """Seconds, rows, the share of time blocked, and how far behind; starts over."""
         self.blocked(self._blocked_since is not None, now)
         seconds = max(now - self._since, 1e-9)
         share = min(1.0, self._blocked_s / seconds)

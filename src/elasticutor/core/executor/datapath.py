@@ -34,7 +34,7 @@ Answer = ev.ChunkProcessed | ev.ChunkProgressed
 """What a task says of its oldest chunk."""
 
 _ONE = np.ones(1, np.intp)
-_ANYBODY = Peer("")  # forwarded outputs wait on nobody's account in particular
+_ANY = Peer("")  # forwarded outputs wait on no upstream's account in particular
 _LEAST_BYTE_S = 1e-15  # work that takes no time at all is not measured, but not endless either
 _SMOOTHING = 0.1  # weight of the newest chunk in the executor's cost per byte
 
@@ -147,7 +147,7 @@ class DataPath:
         receiver, config, slot = self.receiver, self._config, task.slot
         share = self._share() if self._epochs.marked else None
         while receiver.queued(slot) and not task.full(config, share):
-            if not self._returns and self.outputs.blocked(_ANYBODY):
+            if not self._returns and self.outputs.blocked(_ANY):
                 return
             rows = task.next_rows(config, share, receiver.backlog(slot))
             parts, rows = receiver.take(slot, rows, one_upstream=self._returns)
@@ -181,7 +181,7 @@ class DataPath:
 
     def starving(self) -> list[TaskId]:
         """Tasks with room for work that waits for them: none, whenever an event is handled."""
-        if not self._returns and self.outputs.blocked(_ANYBODY):
+        if not self._returns and self.outputs.blocked(_ANY):
             return []
         share = self._share() if self._epochs.marked else None
         return [
@@ -378,7 +378,7 @@ class DataPath:
         return self._steady.loads(self._inside, 0.0, self._config.backlog_horizon_s)
 
     def noise(self, tasks: int) -> float:
-        """How far the loads of so many tasks are off by chance, as a share of the mean."""
+        """How far the loads of this many tasks are off by chance, as a share of the mean."""
         return self._loads.noise(tasks, float(self.loads().sum()))
 
     def steady_noise(self, tasks: int) -> float:

@@ -74,7 +74,7 @@ class Emitter:
         self._outlets[destination].granted = total
 
     def send(self, destination: Peer, attempt: Attempt) -> list[Emit | EmitMarker]:
-        """Whatever may be sent to the destination now, in order."""
+        """Return what may be sent to the destination now, in order."""
         outlet = self._outlets[destination]
         sent: list[Emit | EmitMarker] = []
         while outlet.waiting:
@@ -93,7 +93,7 @@ class Emitter:
 
     @property
     def destinations(self) -> list[Peer]:
-        """Everybody who gets outputs."""
+        """All that get outputs."""
         return list(self._outlets)
 
     @property

@@ -1,11 +1,11 @@
 """How an epoch ends inside an executor: markers, flushes, increments, and the commit.
 
-When every upstream has marked its end and all tuples before that are handed out, the tasks are
-told to flush behind them, and the tuples of the next epoch follow at once: a task sets apart what
+When every upstream has marked its end and all tuples before that are handed out, the tasks
+flush behind them, and the tuples of the next epoch follow at once: a task sets apart what
 it changed, and writes that while it works on. When the last chunk of the epoch is answered it is
 sealed: its marker goes on, and behind it the outputs that the next epoch has had so far. When all
 tasks have written, nodes persist what has changed. When all of that is persisted the epoch is
-prepared, and whoever drives the epochs commits it.
+prepared, and the coordinator commits it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class EpochEnd:
         # A shard on the move would have to be waited for. But where much is left to do, which is
         # what a batch is like that was sent at once, it pays to go on balancing.
         waited, self._moves.labels_wait = self._moves.labels_wait, self._data.nearly_handed_out
-        if waited and not self._moves.labels_wait:  # what is left has turned out to be dear
+        if waited and not self._moves.labels_wait:  # what is left turns out to be expensive
             self._moves.send_waiting_labels(now)
         unplaced = None in self._moves.table.owners
         if not self._data.receiver.empty or self._moves.holding or unplaced:

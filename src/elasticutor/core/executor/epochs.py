@@ -8,9 +8,9 @@ markers from some upstreams → markers from all → ending: tasks write, then n
 Tasks work on the next epoch while they write what they changed in the one that ends. An ending
 epoch is *sealed* when its last chunk is answered: then all of its outputs are known.
 
-*Prepared* is durable and can still be rolled back; it is committed when whoever drives the epochs
-says so, or does what can only be done after the commit: end the next epoch, or begin an attempt
-that starts from it.
+*Prepared* is durable and can still be rolled back; it is committed when the coordinator says
+so, or does what can only be done after the commit: end the next epoch, or begin an attempt that
+starts from it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from elasticutor.errors import BadValueError, OutOfOrderError, StaleAttemptError
 
 @dataclass(slots=True)
 class Epochs:
-    """Attempt, epochs, and who has yet to answer for the end of one."""
+    """Attempt, epochs, and the tasks and nodes that have yet to answer for the end of one."""
 
     attempt: Attempt = Attempt(0)
     committed: Epoch = Epoch(0)
@@ -35,9 +35,9 @@ class Epochs:
     marked: set[Peer] = field(default_factory=set)
     """Upstreams that have ended the open epoch."""
     flushing: set[TaskId] | None = None
-    """Tasks that have yet to write the ending epoch; None unless they were told to."""
+    """Tasks that have yet to write the ending epoch; None unless they were asked to."""
     persisting: set[NodeId] | None = None
-    """Nodes that have yet to make the ending epoch durable; None unless they were told to."""
+    """Nodes that have yet to make the ending epoch durable; None unless they were asked to."""
     ending: Epoch | None = None
     """The epoch whose tuples are all handed out, and which is not durable yet."""
     unsealed: bool = False
@@ -47,14 +47,14 @@ class Epochs:
     marked_at: float = 0.0
     """When the first marker of the open epoch came."""
     flushing_at: float = 0.0
-    """When the tasks were told to flush."""
+    """When the tasks were asked to flush."""
     pause_s: float = 0.0
     """The longest that the end of the epoch has kept a task from its tuples."""
     touched: bool = False
     """Whether anything of the open epoch was handed to a task."""
 
     def require_attempt(self, attempt: Attempt) -> None:
-        """Refuse whatever does not belong to the current attempt."""
+        """Refuse what does not belong to the current attempt."""
         if self.attempt == 0:  # this process has taken the place of one that was lost
             raise StaleAttemptError("attempt", "begin here first", attempt, "it was given up")
         if attempt < self.attempt:

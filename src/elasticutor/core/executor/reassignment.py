@@ -13,7 +13,7 @@ working on the shard. From DRAINING on the shard is *held*: its tuples wait, and
 waits for it too.
 
 The reassigner knows nothing of loads, which decide what should move
-(`elasticutor.core.executor.balancing`), and nothing of upstreams, which never hear of a move.
+(`elasticutor.core.executor.balancing`), and nothing of upstreams, which never learn of a move.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Move:
 
     @property
     def awaits(self) -> str:
-        """Who has to answer next, in words."""
+        """The task or node that has to answer next, in words."""
         if self.phase in (MovePhase.WRITING, MovePhase.WAITING, MovePhase.DRAINING):
             return f"task {self.source}"
         return (
@@ -147,7 +147,7 @@ class Reassigner:
     ) -> bool:
         """Begin to move a shard; False if it has to wait for an older copy to be dropped.
 
-        Whoever starts moves calls `hold_labelled` when all are started.
+        The caller calls `hold_labelled` when all moves are started.
         """
         source = self.table.owner(shard)
         origin, target = self.homes[shard], self._tasks[destination].node
@@ -265,7 +265,7 @@ class Reassigner:
     # What goes wrong
 
     def cancel(self) -> None:
-        """Give up every move: each shard stays with whoever the routing table names."""
+        """Give up every move: each shard stays with the task that the routing table names."""
         self.moves.clear()
         self.labels_wait = False
         for task in self._tasks.values():
@@ -316,11 +316,11 @@ class Reassigner:
         ]
 
     def overdue(self, before: float) -> list[str]:
-        """The moves that were begun or labelled before then, each with who has to answer."""
+        """The moves that were begun or labelled before then, each with what has to answer."""
         return [
             f"{move.awaits} to answer move {move.id} of shard {move.shard} ({move.phase.value})"
             for move in self.moves.values()
-            # Nobody has to answer what waits for an epoch to end.
+            # A move that waits for an epoch to end has no answer due.
             if max(move.started_at, move.labelled_at) < before
             and move.phase is not MovePhase.WAITING
         ]

@@ -15,9 +15,9 @@ from elasticutor.errors import OutOfOrderError
 
 
 class Rollback:
-    """Who has yet to forget what an attempt had done.
+    """Tracks what has yet to forget an attempt: tasks, then stores.
 
-    Losing somebody meanwhile costs nothing: all state is in the stores, or durable.
+    Losing some of them meanwhile costs nothing: all state is in the stores, or durable.
     """
 
     def __init__(self, stores: AbstractSet[NodeId], emit: Callable[[Instruction], None]) -> None:

@@ -157,7 +157,7 @@ class TaskView:
         return flight
 
     def answered(self, rows: int, useful_s: float) -> list[Part]:
-        """Note that so many tuples of the oldest chunk are processed; returns them."""
+        """Note that the first tuples of the oldest chunk are processed; returns them."""
         flight = self.flights[0]
         done = flight.parts
         if rows == flight.rows:
@@ -177,7 +177,7 @@ class TaskView:
         return int(sum(mask.sum() for mask in found))
 
     def give_back(self, shard: ShardId) -> list[Part]:
-        """Take the shard's tuples out of all chunks, in their order; nobody answers for them."""
+        """Take the shard's tuples out of all chunks, in their order; no answer covers them."""
         back: list[Part] = []
         for flight in self.flights:
             left: list[Part] = []
@@ -205,7 +205,7 @@ class TaskView:
 
 
 class TaskSet:
-    """Who works for an executor, and on which nodes it has a store."""
+    """The tasks that an executor has, and the nodes on which it has a store."""
 
     def __init__(
         self,
@@ -237,16 +237,16 @@ class TaskSet:
 
     @property
     def running(self) -> list[TaskView]:
-        """Those whose process is up."""
+        """Tasks whose process is up."""
         return [task for task in self.tasks.values() if task.running]
 
     @property
     def leaving(self) -> list[TaskId]:
-        """Those whose core is wanted elsewhere."""
+        """Tasks whose core is wanted elsewhere."""
         return [t.id for t in self.tasks.values() if t.status is TaskStatus.LEAVING]
 
     def on(self, node: NodeId) -> list[TaskView]:
-        """Those on a node."""
+        """Tasks on a node."""
         return [task for task in self.tasks.values() if task.node == node]
 
     def grant(self, node: NodeId, now: float) -> None:

@@ -1,6 +1,6 @@
 """Fencing of micro-batches: whatever is run again is applied once.
 
-Whoever runs a query in batches (Spark) may run any part of it again: a task that was lost, a copy
+Spark runs a query in batches, and may run any part of it again: a task that was lost, a copy
 of a slow one, a stage whose output is gone, a whole plan that a second action needs. An operator
 with state outside of that plan must tell them apart:
 
@@ -12,15 +12,15 @@ no batch ──a task arrives──▶ counting ──▶ beginning ──all re
 
 - The tasks of one stage of one execution of one batch are one *attempt*. How many they are must be
   known before the first may send, since an epoch ends when all have.
-- A later execution of the same batch goes back to the state before it, and begins anew.
+- A later execution of the same batch goes back to the state before it, and starts over.
 - A second stage in one execution means that a plan has the operator twice, or that output was lost
   which others still need; a second task for a partition, that what the first has sent is half
   applied. All are refused, never guessed at; but only the first would be refused again and again.
-- The last task may only leave when the epoch is durable, so that nobody can commit the batch before
-  it is. That it was committed is known when a later batch begins.
+- The last task may only leave when the epoch is durable, so the batch is not committed before it is.
+  That it was committed is known when a later batch begins.
 - Numbers of batches may have gaps: an operator without input is not called at all.
 
-Pure, as all of `core`: who runs it tells it what has happened, and does what it answers.
+Pure, as all of `core`: events in, orders out.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Batches:
         >>> batches.handle(ExecutorReady("count.0", 1))[0].upstream
         'p0@1'
 
-        All outputs are back, but until the epoch is durable nobody may leave who is the last:
+        All outputs are back, but the last task may not leave until the epoch is durable:
 
         >>> batches.handle(TaskDone(task, 1))
         []
@@ -123,7 +123,7 @@ class Batches:
             raise BadValueError("batches", "have an executor", self._executors)
         self.attempt = first
         self.committed = committed
-        """The newest epoch that whoever runs the batches is known to have committed."""
+        """The newest epoch that Spark is known to have committed."""
         self._keeps = keeps
         self._try: BatchAttempt | None = None
         self._owed = Epoch(0)
@@ -169,7 +169,7 @@ class Batches:
     def owed(self) -> Epoch:
         """The epoch that was begun and did not come to its end; 0 if there is none.
 
-        Whoever takes over has to be told, by `owe`.
+        The next run learns of it by `owe`.
         """
         current = self._try
         if current is None:
@@ -177,9 +177,9 @@ class Batches:
         return Epoch(0) if current.phase is BatchPhase.DURABLE else current.epoch
 
     def owe(self, epoch: Epoch) -> None:
-        """Before the first task: what others have begun must come again before any later batch.
+        """Before the first task: require an epoch that others have begun before any later batch.
 
-        Unless it is in the state all the same.
+        No-op if it is in the state all the same.
         """
         if epoch > self.committed:
             self._owed = epoch
@@ -187,7 +187,7 @@ class Batches:
     # What happens
 
     def handle(self, event: BatchEvent) -> list[BatchOrder]:
-        """Take one event in, and say what is to be done about it, in order.
+        """Return the orders that an event leads to, in order.
 
         Raises:
             StaleAttemptError: It belongs to an attempt that was given up.
@@ -294,12 +294,12 @@ class Batches:
         return [*orders, *self._on_one_of_many(self._try, task)]
 
     def _miss(self, task: Ingress, epoch: Epoch, reason: str, kept: bool) -> list[BatchOrder]:
-        """A batch follows one that is not in the state: from now on nobody may send."""
+        """A batch follows one that is not in the state: from now on no task may send."""
         words = (
             f"batch {task.epoch - 1} has come, though batch {epoch - 1} is not in the state "
             f"({reason}). Its rows would be lost"
         )
-        if not kept:  # else its earlier execution counts again, for whoever opens the checkpoint
+        if not kept:  # else its earlier execution counts again, for the next to open the checkpoint
             words += (
                 ": whoever runs the query has committed it all the same, as where foreachBatch "
                 "catches errors. Let them end the query; then begin it and its state anew"
