@@ -16,7 +16,7 @@ no batch ──a task arrives──▶ counting ──▶ beginning ──all re
 - A second stage in one execution means that a plan has the operator twice, or that output was lost
   which others still need; a second task for a partition, that what the first has sent is half
   applied. All are refused, never guessed at; but only the first would be refused again and again.
-- The last task may only leave when the epoch is durable, so the batch is not committed before it is.
+- The last task may only leave when the epoch is durable, so no batch is committed before it is.
   That it was committed is known when a later batch begins.
 - Numbers of batches may have gaps: an operator without input is not called at all.
 
