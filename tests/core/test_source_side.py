@@ -139,13 +139,14 @@ def test_the_step_of_a_credit_counts_for_all_destinations() -> None:
 def test_a_draining_source_is_silent_after_its_next_marker_until_it_starts_again() -> None:
     source = started()
     source.drain()
-    assert not source.silent
+    silent = [source.silent]
     end(source, 1, 1, 0)
-    assert source.silent
+    silent.append(source.silent)
     start(source, 2)
-    assert not source.silent
+    silent.append(source.silent)
     end(source, 2, 1, 0)
-    assert not source.silent
+    silent.append(source.silent)
+    assert silent == [False, True, False, False]
 
 
 def test_a_source_reports_once_in_each_attempt_that_it_is_exhausted() -> None:
