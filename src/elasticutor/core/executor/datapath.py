@@ -1,4 +1,4 @@
-"""The way of tuples through an executor: in by credit, out to the tasks in chunks, on by credit.
+"""Leads tuples through an executor: in by credit, out to the tasks in chunks, on by credit.
 
 It knows tasks only as places with a queue and a window, and nothing of moves or epochs but the
 number of the one that is open.
@@ -217,7 +217,7 @@ class DataPath:
                 )
 
     def answered(self, task: TaskView, event: Answer, now: float) -> None:
-        """A task is done with its oldest chunk, or with the first tuples that were left of it."""
+        """Take the answer to a task's oldest chunk, or to the first tuples that were left of it."""
         rows = event.rows if isinstance(event, ev.ChunkProgressed) else task.flights[0].rows
         parts = task.answered(rows, event.useful_s)
         size_in = self._settle_inputs(parts, event.useful_s)
@@ -283,7 +283,7 @@ class DataPath:
         self.outputs.require_rising(event.destination, event.total)
 
     def credit(self, event: ev.CreditGranted, now: float) -> None:
-        """A destination takes more outputs: send them, and go on with what they had stopped."""
+        """Send what a destination takes from now on, and go on with what that had stopped."""
         destination = event.destination
         blocked = self.outputs.blocked(destination)
         self.outputs.credit(destination, event.total)
@@ -296,7 +296,7 @@ class DataPath:
             self.feed_all(now)
 
     def end_upstream(self, upstream: Peer, epoch: Epoch) -> None:
-        """An upstream has ended the epoch: as soon as all its outputs are here, mark their end.
+        """Mark the end of an upstream's outputs as soon as all are here; it has ended the epoch.
 
         Only where outputs return to it: it need not wait for what others have sent.
         """
@@ -310,7 +310,7 @@ class DataPath:
             self._send(upstream)
 
     def begin_next_epoch(self) -> None:
-        """All tuples of an epoch are handed out: go on with those of the next."""
+        """Go on with the tuples of the next epoch: all of this one are handed out."""
         self._boundary = self._next_chunk
         self.receiver.next_epoch()
 
@@ -324,7 +324,7 @@ class DataPath:
         return bool(task.flights) and task.flights[0].chunk < self._boundary
 
     def end_epoch(self, epoch: Epoch) -> None:
-        """All outputs of the epoch are here: mark its end behind them, and send the next one's."""
+        """Mark the epoch's end behind its outputs, which are all here, and send the next one's."""
         if not self._returns:
             self.outputs.end_epoch(epoch)
             for destination in self.outputs.destinations:
@@ -396,7 +396,7 @@ class DataPath:
         return self._inside * self._steady.costs(0.0)
 
     def has_changed(self) -> None:
-        """The load is not what it was: what the steady loads remember of it counts no more."""
+        """Restart the steady loads: the load is not what it was."""
         self._steady.restart(self._loads)
 
     def end_interval(self, now: float) -> None:

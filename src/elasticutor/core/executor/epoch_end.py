@@ -1,4 +1,4 @@
-"""How an epoch ends inside an executor: markers, flushes, increments, and the commit.
+"""Ends an epoch inside an executor: markers, flushes, increments, and the commit.
 
 When every upstream has marked its end and all tuples before that are handed out, the tasks
 flush behind them, and the tuples of the next epoch follow at once: a task sets apart what
@@ -40,7 +40,7 @@ class EpochEnd:
         self._emit = emit
 
     def mark(self, event: ev.MarkerArrived, now: float) -> None:
-        """An upstream has sent all of its tuples of the open epoch."""
+        """Take note that an upstream has sent all of its tuples of the open epoch."""
         at = self._epochs
         at.require_marker(event.upstream, event.epoch)
         if at.prepared is not None:  # a next epoch ends only after the commit of this
@@ -52,7 +52,7 @@ class EpochEnd:
         self._data.end_upstream(event.upstream, event.epoch)
 
     def try_to_flush(self, now: float) -> bool:
-        """When all tuples of the epoch are handed out, let the tasks flush behind them.
+        """Let the tasks flush when all tuples of the epoch are handed out, behind them.
 
         Returns whether that is so: then the next epoch is open.
         """
@@ -77,7 +77,7 @@ class EpochEnd:
         return True
 
     def try_to_seal(self) -> bool:
-        """When all chunks of the ending epoch are answered, pass its end on; whether that is so."""
+        """Pass the epoch's end on when all of its chunks are answered; returns whether they are."""
         at = self._epochs
         if not at.unsealed or self._data.awaits_last_epoch:
             return False
@@ -85,7 +85,7 @@ class EpochEnd:
         return True
 
     def flushed(self, event: ev.TaskFlushed, now: float) -> bool:
-        """A task has written the ending epoch; returns whether it was the last one to."""
+        """Take note that a task has written the epoch; returns whether it was the last one."""
         at, task = self._epochs, event.task
         if task not in at.still_to_flush or event.epoch != at.ending:
             raise OutOfOrderError(f"task {task}", "have been told to flush", event.epoch)
@@ -99,7 +99,7 @@ class EpochEnd:
         return False
 
     def _persist(self, now: float) -> None:
-        """Everything that the epoch changed is in the stores: make it durable.
+        """Make durable what the epoch changed, all of which is in the stores.
 
         A shard that has moved since the epoch ended has brought its changes along.
         """
@@ -115,7 +115,7 @@ class EpochEnd:
         self._emit(do.ReportSealed(at.attempt, epoch, align_s, flush_s, at.pause_s))
 
     def persisted(self, event: ev.IncrementPersisted) -> None:
-        """A node has made durable what has changed there."""
+        """Take note that a node has made durable what has changed there."""
         at = self._epochs
         waiting = at.persisting or set()
         if event.node not in waiting or event.epoch != at.ending:
@@ -128,7 +128,7 @@ class EpochEnd:
             self._emit(do.ReportPrepared(at.attempt, at.prepare(), notes))
 
     def committed(self, event: ev.EpochCommitted) -> None:
-        """The epoch is part of the checkpoint; hearing of that twice does no harm."""
+        """Take note that the epoch is part of the checkpoint; idempotent."""
         at = self._epochs
         if event.epoch == at.committed:
             return

@@ -1,4 +1,4 @@
-"""Where an executor stands among attempts and epochs.
+"""Tracks where an executor stands among attempts and epochs.
 
 ```
 markers from some upstreams → markers from all → ending: tasks write, then nodes persist → prepared
@@ -119,7 +119,7 @@ class Epochs:
         return len(self.marked) == len(self.upstreams) > 0
 
     def end(self, tasks: set[TaskId], now: float) -> Epoch:
-        """All tuples of the open epoch are handed out: these tasks flush, the next one is open."""
+        """Open the next epoch, with all tuples of this one handed out: these tasks flush."""
         self.ending, self.unsealed = self.open, True
         self.flushing, self.flushing_at, self.pause_s = tasks, now, 0.0
         self.open = Epoch(self.open + 1)
@@ -128,25 +128,25 @@ class Epochs:
         return self.ending
 
     def seal(self) -> Epoch:
-        """All chunks of the ending epoch are answered."""
+        """Take note that all chunks of the ending epoch are answered."""
         assert self.ending is not None  # only called while one is unsealed
         self.unsealed = False
         return self.ending
 
     def persist(self, nodes: set[NodeId]) -> Epoch:
-        """All tasks have written the ending epoch: these nodes make it durable."""
+        """Let these nodes make the epoch durable, which all tasks have written."""
         assert self.ending is not None  # only called while flushing
         self.flushing, self.persisting, self.notes = None, nodes, []
         return self.ending
 
     def prepare(self) -> Epoch:
-        """The ending epoch is durable everywhere."""
+        """Take note that the ending epoch is durable everywhere."""
         assert self.ending is not None  # only called while persisting
         self.prepared, self.ending, self.persisting = self.ending, None, None
         return self.prepared
 
     def commit(self) -> Epoch:
-        """The prepared epoch is committed."""
+        """Take note that the prepared epoch is committed."""
         assert self.prepared is not None  # only called with one prepared
         self.committed, self.prepared = self.prepared, None
         return self.committed

@@ -102,7 +102,7 @@ class Move:
         )
 
     def report(self, migrated: int, now: float) -> ReportMove:
-        """What is kept of a finished move."""
+        """Return what is kept of a finished move."""
         return ReportMove(
             move=self.id,
             shard=self.shard,
@@ -185,7 +185,7 @@ class Reassigner:
             self._unheld = []
 
     def send_waiting_labels(self, now: float) -> None:
-        """The epoch has ended, or will not soon: moves that had to wait for that go on."""
+        """Go on with moves that had to wait: the epoch has ended, or will not soon."""
         for move in [move for move in self.moves.values() if move.phase is MovePhase.WAITING]:
             self._ask_label(move, now)
         self.hold_labelled()
@@ -193,7 +193,7 @@ class Reassigner:
     # What is answered
 
     def require(self, move_id: MoveId, *phases: MovePhase) -> Move:
-        """The move of this number, if it is in one of these phases."""
+        """Return the move of this number, if it is in one of these phases."""
         move = self.moves.get(move_id)
         if move is None:
             if 0 <= move_id < self._next_move:
@@ -205,7 +205,7 @@ class Reassigner:
         return move
 
     def require_from(self, event: ShardWritten | LabelReached, phase: MovePhase) -> Move:
-        """The move that a task answers, if it is in this phase and the task is its source."""
+        """Return the move that a task answers, if it is in this phase and from this task."""
         move = self.require(event.move, phase)
         if move.source != event.task:
             raise OutOfOrderError(
@@ -214,14 +214,14 @@ class Reassigner:
         return move
 
     def opened(self, move: Move) -> None:
-        """The destination's node is ready."""
+        """Go on: the destination's node is ready."""
         if move.source is None:
             self._copy(move)
         else:
             self._write(move)
 
     def written(self, move: Move, now: float) -> None:
-        """What the source task had changed so far is in its node's store."""
+        """Go on: what the source task had changed so far is in its node's store."""
         if move.remote:
             self._copy(move)
         else:
@@ -229,7 +229,7 @@ class Reassigner:
             self.hold_labelled()
 
     def copied(self, move: Move, size: int, now: float) -> None:
-        """The first copy has arrived."""
+        """Go on: the first copy has arrived."""
         move.copied = size
         if move.source is None:
             self._send_rest(move)
@@ -238,7 +238,7 @@ class Reassigner:
             self.hold_labelled()
 
     def drained(self, move: Move, now: float) -> None:
-        """The source task is done with the shard, and its state is in the store.
+        """Go on: the source task is done with the shard, and its state is in the store.
 
         What it had not begun comes back before the shard's other tuples.
         """
@@ -253,11 +253,11 @@ class Reassigner:
             self._complete(move, 0, now)
 
     def arrived(self, move: Move, size: int, now: float) -> None:
-        """The destination's node has everything."""
+        """Complete the move: the destination's node has everything."""
         self._complete(move, size, now)
 
     def dropped(self, node: NodeId, shard: ShardId) -> None:
-        """The old copy is gone."""
+        """Take note that the old copy is gone."""
         if (node, shard) not in self._dropping:
             raise OutOfOrderError("shard dropped", "have been told to go", (node, shard))
         self._dropping.discard((node, shard))
@@ -285,7 +285,7 @@ class Reassigner:
             self._receiver.hold(shards)
 
     def forget_node(self, node: NodeId) -> None:
-        """The node's store is gone."""
+        """Forget all that was in the store of a node that is gone."""
         self._dropping = {entry for entry in self._dropping if entry[0] != node}
         self.homes = [None if home == node else home for home in self.homes]
 

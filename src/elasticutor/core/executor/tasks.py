@@ -143,7 +143,7 @@ class TaskView:
         return max(share, self._rows_of(min(_LEAST_CHUNK_S, config.chunk_s), config))
 
     def _rows_of(self, seconds: float, config: ExecutorConfig) -> int:
-        """How many tuples take so long, as measured."""
+        """Return how many tuples take this long, as measured."""
         assert self.row_s is not None  # the caller has looked
         if self.row_s * config.max_chunk_rows <= seconds:
             return config.max_chunk_rows
@@ -224,7 +224,7 @@ class TaskSet:
         self._next_task = 0
 
     def require(self, task: TaskId) -> TaskView:
-        """The task of this number; refuses a stranger's."""
+        """Return the task of this number; refuses a stranger's."""
         view = self.tasks.get(task)
         if view is None:
             raise UnknownTaskError("task", f"be one of {sorted(self.tasks)}", task)
@@ -277,7 +277,7 @@ class TaskSet:
         ]
 
     def started(self, task_id: TaskId) -> None:
-        """A task's process is up."""
+        """Take note that a task's process is up."""
         task = self.require(task_id)
         if task.running:
             raise OutOfOrderError(f"task {task.id}", "be starting", task.status.value)
@@ -301,14 +301,14 @@ class TaskSet:
         self.remove(task, now)
 
     def remove(self, task: TaskView, now: float) -> None:
-        """A task is gone, and so is its queue."""
+        """Forget a task that is gone, and its queue."""
         del self.tasks[task.id]
         if task.running:
             self._receiver.free_slot(task.slot)
         self._meter.set_cores(len(self.tasks), now)
 
     def forget_flights(self) -> None:
-        """Nothing that was handed over before will be answered any more."""
+        """Expect no answer to what was handed over before."""
         for task in self.tasks.values():
             task.forget_flights()
 
@@ -318,7 +318,7 @@ def core_changes(
     loads: Mapping[TaskId, float],
     wanted: Mapping[NodeId, int],
 ) -> list[CoreGranted | CoreTaken]:
-    """The fewest changes after which the executor has just the wanted cores on each node.
+    """Return the fewest changes that give the executor just the wanted cores on each node.
 
     Grants come first, so that an executor that changes its only core for another keeps one all the
     time. Where a node has too many, the least loaded tasks go: their shards are the cheapest to

@@ -154,7 +154,7 @@ class Batches:
         return current is None or current.complete or current.phase is BatchPhase.ABORTED
 
     def missing(self) -> tuple[Peer, ...]:
-        """Executors that have yet to answer what everything waits for."""
+        """Return the executors that have yet to answer what everything waits for."""
         return () if self._try is None else self._try.missing(self._executors)
 
     def waits(self) -> bool:
@@ -211,7 +211,7 @@ class Batches:
                 return self._on_durable(attempt, epoch)
 
     def give_up(self, reason: str, *, again: bool = True) -> list[BatchOrder]:
-        """Something is lost, or has failed: no task that is here can go on."""
+        """Refuse all tasks that are here: something is lost, or has failed."""
         current = self._try
         if current is None:
             return []
@@ -222,7 +222,7 @@ class Batches:
         return orders
 
     def cannot_count(self, order: CountTasks, reason: str) -> list[BatchOrder]:
-        """How large a stage is, or what for, cannot be found out."""
+        """Refuse the tasks of a stage whose size or purpose cannot be found out."""
         current = self._try
         if current is None or order.execution != current.execution:
             return []
@@ -253,7 +253,7 @@ class Batches:
         return self._on_new(task)
 
     def _on_new(self, task: Ingress) -> list[BatchOrder]:
-        """The first task of an execution: what is under way is not any more."""
+        """Take the first task of an execution in; it ends what is under way."""
         if self._keeps and task.epoch <= self.committed:
             reason = (
                 f"batch {task.epoch - 1} is committed in the state already, and later ones too: "
@@ -294,7 +294,7 @@ class Batches:
         return [*orders, *self._on_one_of_many(self._try, task)]
 
     def _miss(self, task: Ingress, epoch: Epoch, reason: str, kept: bool) -> list[BatchOrder]:
-        """A batch follows one that is not in the state: from now on no task may send."""
+        """Refuse a batch that follows one that is not in the state, and all later ones."""
         words = (
             f"batch {task.epoch - 1} has come, though batch {epoch - 1} is not in the state "
             f"({reason}). Its rows would be lost"
@@ -329,7 +329,7 @@ class Batches:
         return []
 
     def _on_second(self, current: BatchAttempt, task: Ingress) -> list[BatchOrder]:
-        """A task of another stage of the execution."""
+        """Take a task of another stage of the execution in."""
         if not current.complete:  # then nothing of it can have been lost yet
             return [*self.give_up(_TWICE, again=False), Refuse(task, _TWICE, False)]
         if task.stage in current.refused:

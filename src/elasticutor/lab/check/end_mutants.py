@@ -52,6 +52,13 @@ def _forgets_what_is_only_prepared(
     return [*orders, CommitOffset(offset)] if orders else orders
 
 
+def _drains_for_ever(self: SourceSide, order: StartSource) -> list[SourceOrder]:
+    draining = self._draining
+    orders = _SOURCE_START(self, order)
+    self._draining = draining
+    return orders
+
+
 # Sinks --------------------------------------------------------------------------------------------
 
 
@@ -145,6 +152,7 @@ BUGS: tuple[tuple[str, Callable[[], AbstractContextManager[Any]]], ...] = (
         "source forgets what is only prepared",
         _method(SourceSide, "end_epoch", _forgets_what_is_only_prepared),
     ),
+    ("source drains for ever", _method(SourceSide, "start", _drains_for_ever)),
     ("sink does not wait for one marker", _method(SinkSide, "mark", _one_marker_is_not_awaited)),
     ("held tuples written too early", _method(SinkSide, "arrive", _held_tuples_written_too_early)),
     ("held tuples lost", _method(SinkSide, "prepared", _held_tuples_lost)),

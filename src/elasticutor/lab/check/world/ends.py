@@ -17,7 +17,13 @@ from elasticutor.core.protocol.sink import (
     SinkSide,
     WriteHeld,
 )
-from elasticutor.core.protocol.source import CommitOffset, ReadFrom, SourceOrder, SourceSide
+from elasticutor.core.protocol.source import (
+    CommitOffset,
+    ReadFrom,
+    ReportExhausted,
+    SourceOrder,
+    SourceSide,
+)
 from elasticutor.lab.check.pipeline import ROW_BYTES, SINK, ChainOperator, Row
 from elasticutor.lab.check.world.hosts import CreditSent, MarkerSent, TuplesSent
 from elasticutor.lab.check.world.network import Address
@@ -92,6 +98,8 @@ class SourceHost:
                     self._read_from(offset or 0)
                 case CommitOffset(offset):
                     self._forgotten = offset
+                case ReportExhausted():
+                    self._side.drain()  # as the driver asks for when all sources have reported
 
     def _read_from(self, offset: int) -> None:
         if offset < self._forgotten:
@@ -102,7 +110,10 @@ class SourceHost:
 
     def _produce(self, attempt: Attempt) -> None:
         side = self._side
-        if attempt != side.attempt or side.silent or self._position >= len(self.rows):
+        if attempt != side.attempt or side.silent:
+            return
+        if self._position >= len(self.rows):
+            self._carry_out(side.exhaust())
             return
         if self._blocked:
             self._waiting = True
