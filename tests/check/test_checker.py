@@ -13,6 +13,7 @@ from elasticutor.errors import ElasticutorError
 from elasticutor.lab.check.mutants import (
     ALL,
     ENDING,
+    ENDS,
     ESSENTIAL,
     FENCING,
     FURTHER,
@@ -148,7 +149,7 @@ def test_a_trace_tells_who_was_told_what_and_what_came_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "mutant", [*ESSENTIAL, *FURTHER, *INTERRUPTING, *ENDING], ids=lambda mutant: mutant.name
+    "mutant", [*ESSENTIAL, *FURTHER, *INTERRUPTING, *ENDING, *ENDS], ids=lambda mutant: mutant.name
 )
 def test_a_bug_put_in_by_hand_is_found_within_300_seeds(mutant: Mutant) -> None:
     assert mutant.found_after(300) is not None

@@ -241,7 +241,6 @@ class BaseCluster(ABC):
                 Coordinator(supervisor.executors, supervisor.sources, supervisor.sinks),
                 supervisor,
                 supervisor.ask,
-                sources=supervisor.sources,
                 executors=supervisor.executors,
                 checkpoint=kept,
                 interval_s=epoch_interval,

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from elasticutor.core.executor.cores import core_changes
+from elasticutor.core.executor.tasks import core_changes
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol.ids import NodeId, Peer, ShardId, TaskId
 from elasticutor.driver.cores import free_cores, spread_cores

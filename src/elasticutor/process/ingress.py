@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from elasticutor.core.executor.flow import Emitter, InputCredits
+from elasticutor.core.executor.credits import InputCredits
+from elasticutor.core.executor.emitter import Emitter
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.batches import Ingress
@@ -340,8 +341,7 @@ class _PartitionFeed:
                 self._made.add(operator, packet.open(schema), size)
                 self._meter.took(operator, packet)
                 self._intake.spend(sender, size)
-                self._intake.finish(sender, size)
-                grant = self._intake.grant(sender, attempt, _TAKE_BYTES)
+                grant = self._intake.finish(sender, size, attempt, _TAKE_BYTES)
                 if grant is not None:
                     self._mail.send(sender, Credit(self._me, attempt, grant.total))
             case say.Marker(sender):

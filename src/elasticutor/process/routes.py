@@ -22,6 +22,7 @@ from elasticutor.core.keys import KeyHasher, executors_of, key_hasher, key_hashe
 from elasticutor.core.protocol.events import Output
 from elasticutor.core.protocol.ids import Peer
 from elasticutor.core.protocol.repartition import PausableRoute
+from elasticutor.errors import ElasticutorError
 from elasticutor.process.operator.rows import rows_of
 from elasticutor.process.specs import Route
 from elasticutor.transport.codec import RowOutput
@@ -223,6 +224,13 @@ def greetings(
         hello = Hello(sender, route.schema(schema).serialize().to_pybytes())
         for peer in route.peers:
             yield peer, hello
+
+
+def require_schema(hello: Hello, schema: pa.Schema) -> None:
+    """Refuse a stream that is not of the schema its receiver was made for."""
+    theirs = pa.ipc.read_schema(pa.py_buffer(hello.schema))
+    if not theirs.equals(schema):
+        raise ElasticutorError(f"tuples from {hello.sender!r}", f"have the schema {schema}", theirs)
 
 
 def _split(

@@ -101,7 +101,6 @@ class EpochDriver:
         coordinator: What decides.
         watcher: Told of everything.
         send: Sends to a participant.
-        sources: Told of commits too: some keep what is read until it is committed.
         executors: Those whose notes tell which files have their state.
         checkpoint: Where epochs become durable; None: nowhere, and only the last one ends.
         interval_s: From one epoch's end to the next.
@@ -115,7 +114,6 @@ class EpochDriver:
         watcher: EpochWatcher,
         send: Callable[[Peer, Any], None],
         *,
-        sources: Sequence[Peer],
         executors: Sequence[Peer],
         checkpoint: Checkpoint | None,
         interval_s: float,
@@ -125,7 +123,6 @@ class EpochDriver:
         self.coordinator = coordinator
         self._watcher = watcher
         self._send = send
-        self._sources = sources
         self._executors = executors
         self._checkpoint = checkpoint
         self._interval_s = interval_s
@@ -252,8 +249,6 @@ class EpochDriver:
             return
         orders = self.coordinator.handle(co.ManifestWritten(order.epoch))
         self._watcher.epoch_committed(order.epoch, seconds, self._bytes)
-        for source in self._sources:
-            self._send(source, co.CommitEpoch(source, order.attempt, order.epoch))
         was_last = self._ending_last
         self._enact(orders)
         if self.coordinator.phase is not co.CoordinatorPhase.RUNNING:

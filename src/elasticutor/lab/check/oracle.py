@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticutor.core.executor.executor import Phase
-from elasticutor.core.executor.moves import Move, MovePhase
+from elasticutor.core.executor.reassignment import Move, MovePhase
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, MoveId, Peer

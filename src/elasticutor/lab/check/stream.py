@@ -7,15 +7,15 @@ from typing import Any
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
-from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
+from elasticutor.core.protocol.ids import Peer
 from elasticutor.errors import StaleAttemptError
-from elasticutor.lab.check.pipeline import ROW_BYTES, SINK, ChainOperator, Expected, Row, fold
+from elasticutor.lab.check.pipeline import SINK, ChainOperator, Expected, fold
 from elasticutor.lab.check.run import CheckedRun
 from elasticutor.lab.check.scenario import Scenario
 from elasticutor.lab.check.trace import Trace
-from elasticutor.lab.check.world.hosts import CreditSent, ExecutorHost, MarkerSent, TuplesSent
+from elasticutor.lab.check.world.ends import SinkHost, SourceHost
+from elasticutor.lab.check.world.hosts import ExecutorHost
 from elasticutor.lab.check.world.network import Address
-from elasticutor.lab.check.world.sender import Sender
 
 
 class TopologyRun(CheckedRun):
@@ -175,120 +175,3 @@ class TopologyRun(CheckedRun):
         assert isinstance(operator, ChainOperator)
         followers = [peer for op in operator.downstream for peer in op.executor_names]
         return tuple(followers) or (SINK,)
-
-
-class SourceHost:
-    """A replayable source: it sends its tuples in order, as fast as it may."""
-
-    def __init__(
-        self, run: TopologyRun, name: Peer, incarnation: int, root: ChainOperator, rows: list[Row]
-    ) -> None:
-        self.run = run
-        self.name = name
-        self.root = root
-        self.rows = rows
-        self._address = Address(f"{name}#{incarnation}")
-        self._sender = Sender(run.world, name, self._address, root)
-        self._position = 0
-        self._waiting = False
-        run.world.network.join(self._address, self.receive)
-        run.world.peers[name] = self._address
-
-    def receive(self, sender: Address, message: Any) -> None:
-        """Take an order of the coordinator or a credit of an executor in."""
-        match message:
-            case co.StartSource(_, attempt, _, offset):
-                self._start(attempt, offset or 0)
-            case co.EndEpoch(_, attempt, epoch) if attempt == self._sender.attempt:
-                self._sender.end_epoch(epoch)
-                prepared = co.ParticipantPrepared(self.name, attempt, epoch, self._position)
-                self.run.world.network.send(self._address, self.run.world.driver, prepared)
-            case CreditSent(executor, attempt, total) if attempt == self._sender.attempt:
-                self._sender.credit(executor, total)
-                if self._waiting and not self._sender.blocked:
-                    self._waiting = False
-                    self._produce(attempt)
-
-    def end(self) -> None:
-        """Let the process be gone."""
-        self._sender.attempt = Attempt(-1)
-        self.run.world.network.leave(self._address)
-
-    def _start(self, attempt: Attempt, offset: int) -> None:
-        first = self.run.scenario.config.min_credit_bytes
-        limit = 4 * self.run.scenario.source_rows * ROW_BYTES
-        self._sender.open(attempt, self.root.executor_names, first=first, limit=limit)
-        self._position = offset
-        self._waiting = False
-        self._produce(attempt)
-
-    def _produce(self, attempt: Attempt) -> None:
-        if attempt != self._sender.attempt or self._position >= len(self.rows):
-            return
-        if self._sender.blocked:
-            self._waiting = True
-            return
-        scenario, rng = self.run.scenario, self.run.rng
-        count = rng.randint(1, scenario.source_rows * 2)
-        batch = self.rows[self._position : self._position + count]
-        self._position += len(batch)
-        self._sender.put(self.root.by_executor(batch))
-        slow = 20 if rng.random() < 0.01 else 1
-        pause = scenario.source_interval_s * rng.uniform(0.2, 1.8) * slow
-        self.run.kernel.after(pause, self._produce, attempt)
-
-
-class SinkHost:
-    """A transactional sink: it publishes an epoch when that is committed, and only then."""
-
-    def __init__(self, run: TopologyRun, upstreams: list[Peer]) -> None:
-        self.run = run
-        self._address = Address(SINK)
-        self._upstreams = upstreams
-        self._attempt = Attempt(0)
-        self._epoch_of: dict[Peer, Epoch] = {}
-        self._taken: dict[Peer, int] = {}
-        self._pending: dict[Epoch, list[Row]] = {}
-        run.world.network.join(self._address, self.receive)
-        run.world.peers[SINK] = self._address
-
-    def receive(self, sender: Address, message: Any) -> None:
-        """Take outputs, markers and orders of the coordinator in."""
-        match message:
-            case co.BeginAttempt(_, attempt, base, epoch):
-                self._begin(attempt, base, epoch)
-            case co.CommitEpoch(_, attempt, epoch) if attempt == self._attempt:
-                self._publish(epoch)
-            case TuplesSent(peer, attempt, rows, size) if attempt == self._attempt:
-                self._pending.setdefault(self._epoch_of[peer], []).extend(rows)
-                self._taken[peer] += size
-                slow = 0.05 if self.run.rng.random() < 0.02 else 0.0
-                self.run.kernel.after(slow, self._grant, peer, attempt)
-            case MarkerSent(peer, attempt, epoch) if attempt == self._attempt:
-                self._mark(peer, epoch)
-
-    def _begin(self, attempt: Attempt, base: Epoch, epoch: Epoch) -> None:
-        self._publish(base)
-        self._pending.clear()
-        self._attempt = attempt
-        self._epoch_of = dict.fromkeys(self._upstreams, epoch)
-        self._taken = dict.fromkeys(self._upstreams, 0)
-        ready = co.ParticipantReady(SINK, attempt)
-        self.run.world.network.send(self._address, self.run.world.driver, ready)
-
-    def _grant(self, peer: Peer, attempt: Attempt) -> None:
-        if attempt == self._attempt:
-            total = self._taken[peer] + self.run.scenario.config.min_credit_bytes
-            self.run.world.send(self._address, peer, CreditSent(SINK, attempt, total))
-
-    def _mark(self, peer: Peer, epoch: Epoch) -> None:
-        if self._epoch_of[peer] != epoch:
-            self.run.oracle.violate(f"sink: {peer} ended epoch {epoch}, not {self._epoch_of[peer]}")
-        self._epoch_of[peer] = Epoch(epoch + 1)
-        if min(self._epoch_of.values()) > epoch:
-            prepared = co.ParticipantPrepared(SINK, self._attempt, epoch)
-            self.run.world.network.send(self._address, self.run.world.driver, prepared)
-
-    def _publish(self, epoch: Epoch) -> None:
-        for ready in sorted(e for e in self._pending if e <= epoch):
-            self.run.published.extend(self._pending.pop(ready))

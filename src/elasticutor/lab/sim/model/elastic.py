@@ -16,9 +16,8 @@ from typing import Any
 
 from elasticutor.core.executor.batch import Part, divided
 from elasticutor.core.executor.config import ExecutorConfig
-from elasticutor.core.executor.cores import core_changes
 from elasticutor.core.executor.executor import ElasticExecutor
-from elasticutor.core.executor.tasks import TaskStatus
+from elasticutor.core.executor.tasks import TaskStatus, core_changes
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import NodeId, Peer, ShardId, TaskId

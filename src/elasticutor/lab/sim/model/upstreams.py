@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from elasticutor.core.executor.batch import ShardArray
-from elasticutor.core.executor.flow import Emitter
+from elasticutor.core.executor.emitter import Emitter
 from elasticutor.core.measure.measurements import SourceSeen
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.events import Output, TuplesArrived

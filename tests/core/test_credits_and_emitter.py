@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.executor.flow import Emitter, InputCredits
+from elasticutor.core.executor.credits import InputCredits
+from elasticutor.core.executor.emitter import Emitter
 from elasticutor.core.protocol.events import Output
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.core.protocol.instructions import Emit, EmitMarker, GrantCredit
@@ -54,27 +55,23 @@ def test_credit_is_counted_from_the_start_of_the_attempt() -> None:
     intake = InputCredits([U], first=100)
     for round_ in range(1, 5):
         intake.spend(U, 100)
-        intake.finish(U, 100)
-        assert intake.grant(U, NOW, limit=100) == GrantCredit(U, NOW, 100 * round_ + 100)
+        grant = intake.finish(U, 100, NOW, limit=100)
+        assert grant == GrantCredit(U, NOW, 100 * round_ + 100)
 
 
 def test_a_grant_is_made_only_when_it_is_worth_a_message() -> None:
     intake = InputCredits([U], first=100)
     intake.spend(U, 100)
-    intake.finish(U, 24)
-    assert intake.grant(U, NOW, limit=100) is None
-    intake.finish(U, 1)
-    assert intake.grant(U, NOW, limit=100) == GrantCredit(U, NOW, 125)
-    assert intake.grant(U, NOW, limit=100) is None
+    assert intake.finish(U, 24, NOW, limit=100) is None
+    assert intake.finish(U, 1, NOW, limit=100) == GrantCredit(U, NOW, 125)
+    assert intake.finish(U, 0, NOW, limit=100) is None
 
 
 def test_a_smaller_limit_takes_no_credit_back() -> None:
     intake = InputCredits([U], first=100)
     intake.spend(U, 100)
-    intake.finish(U, 60)
-    assert intake.grant(U, NOW, limit=10) is None
-    intake.finish(U, 40)
-    assert intake.grant(U, NOW, limit=10) == GrantCredit(U, NOW, 110)
+    assert intake.finish(U, 60, NOW, limit=10) is None
+    assert intake.finish(U, 40, NOW, limit=10) == GrantCredit(U, NOW, 110)
 
 
 def test_upstreams_have_credits_of_their_own() -> None:
@@ -110,9 +107,8 @@ def test_what_is_inside_is_bounded_by_the_credit_and_one_message(
         else:
             intake.spend(U, size)
         assert intake.inside(U) <= most_limit + 300
-        intake.finish(U, min(bite, intake.inside(U)))
         most_limit = max(most_limit, limit)
-        grant = intake.grant(U, NOW, limit)
+        grant = intake.finish(U, min(bite, intake.inside(U)), NOW, limit)
         if grant is not None:
             assert grant.total > granted
             granted = grant.total

@@ -1,13 +1,4 @@
-"""Flow control: how much an upstream may send, and how much waits to be sent on.
-
-Credits are cumulative byte counts from the start of an attempt. A sender that has sent less than
-it was granted may send one more message, whatever its size; so what is under way is bounded by the
-credit and one message, and no message is too large to be sent at all.
-
-Everybody starts an attempt with the same first credit, which is not announced: a grant sent before
-the other side has heard of the attempt would be refused there, and lost. So every grant answers
-data of the same attempt.
-"""
+"""The emitter (paper 3.3): outputs in order, per destination, sent as far as credit goes."""
 
 from __future__ import annotations
 
@@ -17,73 +8,8 @@ from dataclasses import dataclass, field
 
 from elasticutor.core.protocol.events import Output
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
-from elasticutor.core.protocol.instructions import Emit, EmitMarker, GrantCredit
-from elasticutor.errors import CreditExceededError, OutOfOrderError, UnknownPeerError
-
-
-@dataclass(slots=True)
-class _Intake:
-    granted: int
-    sent: int = 0
-    finished: int = 0
-
-
-class InputCredits:
-    """What each upstream may still send to this executor.
-
-    Example:
-        >>> credits = InputCredits([Peer("u")], first=100)
-        >>> credits.spend(Peer("u"), 150)
-        >>> credits.finish(Peer("u"), 150)
-        >>> credits.grant(Peer("u"), Attempt(1), limit=100)
-        GrantCredit(upstream='u', attempt=1, total=250)
-    """
-
-    def __init__(self, upstreams: Iterable[Peer], *, first: int) -> None:
-        self._intakes = {upstream: _Intake(granted=first) for upstream in upstreams}
-
-    def require(self, upstream: Peer) -> None:
-        """Refuse an upstream that the attempt does not name."""
-        if upstream not in self._intakes:
-            raise UnknownPeerError(
-                "upstream",
-                f"be one of {sorted(self._intakes)}",
-                upstream,
-                "begin an attempt with it",
-            )
-
-    def require_credit(self, upstream: Peer) -> None:
-        """Refuse a message from an upstream that has used up what it was granted."""
-        self.require(upstream)
-        intake = self._intakes[upstream]
-        if intake.sent >= intake.granted:
-            raise CreditExceededError(
-                f"upstream {upstream!r}",
-                f"have sent less than the {intake.granted} bytes granted before it sends more",
-                intake.sent,
-            )
-
-    def spend(self, upstream: Peer, size: int) -> None:
-        """Count a message that has arrived."""
-        self._intakes[upstream].sent += size
-
-    def finish(self, upstream: Peer, size: int) -> None:
-        """Count bytes that are processed."""
-        self._intakes[upstream].finished += size
-
-    def inside(self, upstream: Peer) -> int:
-        """Bytes that have arrived and are not processed yet."""
-        intake = self._intakes[upstream]
-        return intake.sent - intake.finished
-
-    def grant(self, upstream: Peer, attempt: Attempt, limit: int) -> GrantCredit | None:
-        """Let up to `limit` bytes be inside, if that is worth a message."""
-        intake = self._intakes[upstream]
-        total = intake.finished + limit
-        if total - intake.granted < max(1, limit // 4):
-            return None
-        intake.granted = total
-        return GrantCredit(upstream, attempt, total)
+from elasticutor.core.protocol.instructions import Emit, EmitMarker
+from elasticutor.errors import OutOfOrderError, UnknownPeerError
 
 
 @dataclass(slots=True)
@@ -148,7 +74,7 @@ class Emitter:
         self._outlets[destination].granted = total
 
     def send(self, destination: Peer, attempt: Attempt) -> list[Emit | EmitMarker]:
-        """Whatever may be sent to the destination now, in order."""
+        """Return what may be sent to the destination now, in order."""
         outlet = self._outlets[destination]
         sent: list[Emit | EmitMarker] = []
         while outlet.waiting:
@@ -167,7 +93,7 @@ class Emitter:
 
     @property
     def destinations(self) -> list[Peer]:
-        """Everybody who gets outputs."""
+        """All that get outputs."""
         return list(self._outlets)
 
     @property
