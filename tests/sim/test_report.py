@@ -13,10 +13,11 @@ import pytest
 from elasticutor.core.paradigm import PARADIGMS
 from elasticutor.errors import BadValueError
 from elasticutor.lab.sim.cluster import SimulatedCluster
-from elasticutor.lab.sim.experiment import Experiment, Surge
+from elasticutor.lab.sim.experiment import Experiment
 from elasticutor.lab.sim.model.machines import Machines
 from elasticutor.lab.sim.recorder import Bin, Recorder
 from elasticutor.lab.sim.report import recoveries, report
+from elasticutor.lab.sim.surge import Surge
 
 
 def moments(levels: list[float]) -> list[Bin]:

@@ -24,8 +24,8 @@ from elasticutor.lab.check.run import CheckedRun
 from elasticutor.lab.check.scenario import Scenario, draw_habits
 from elasticutor.lab.check.spark_task import Feeder
 from elasticutor.lab.check.trace import Trace
+from elasticutor.lab.check.world.durable import QueryCheckpoint
 from elasticutor.lab.check.world.hosts import ExecutorHost
-from elasticutor.lab.check.world.kept import QueryCheckpoint
 from elasticutor.lab.check.world.network import Address
 
 

@@ -20,7 +20,7 @@ from elasticutor.errors import StaleAttemptError
 from elasticutor.lab.check.invariants import Fences
 from elasticutor.lab.check.pipeline import ChainOperator
 from elasticutor.lab.check.run import CheckedRun
-from elasticutor.lab.check.world.kept import QueryCheckpoint
+from elasticutor.lab.check.world.durable import QueryCheckpoint
 from elasticutor.lab.check.world.network import Address
 
 _GONE_ON = "the run that the stage has begun with is over, and what its other tasks have sent too"

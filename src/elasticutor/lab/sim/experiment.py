@@ -10,48 +10,13 @@ from elasticutor.core.executor.config import LIVE, ExecutorConfig
 from elasticutor.core.paradigm import PARADIGMS, Paradigm
 from elasticutor.errors import BadValueError
 from elasticutor.lab.sim.model.machines import Machines
+from elasticutor.lab.sim.surge import Surge
 
 Spacing = Literal["poisson", "even"]
 """How tuples fall due: at random, or one after the other at equal times, as a `Generator`'s do."""
 
 FEWEST_ROWS, MOST_ROWS = 4, 64
 """Tuples that a message of a source should carry that sends whenever it may."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surge:
-    """The load of one executor goes up at once.
-
-    Example:
-        >>> Surge.parse("1:8@10")
-        Surge(before=1.0, after=8.0, at_s=10.0)
-    """
-
-    before: float
-    """What the first executor has to do at first, in cores."""
-    after: float
-    """The same from then on."""
-    at_s: float
-    """Seconds after the start of measuring."""
-
-    @classmethod
-    def parse(cls, text: str) -> Surge:
-        """Read `before:after@seconds`.
-
-        Raises:
-            BadValueError: It is something else, or numbers that cannot be.
-        """
-        try:
-            levels, at = text.split("@")
-            before, after = levels.split(":")
-            surge = cls(float(before), float(after), float(at))
-        except ValueError:
-            must = "be two loads in cores and a time in seconds, as in 1:8@10"
-            raise BadValueError("surge", must, text) from None
-        for number in (surge.before, surge.after, surge.at_s):
-            if not 0 < number < math.inf:
-                raise BadValueError("surge", "have finite numbers above 0", text)
-        return surge
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from elasticutor.lab.sim.cluster import SimulatedCluster
 from elasticutor.lab.sim.recorder import BIN_S, Bin
-from elasticutor.lab.sim.surging import Surged
+from elasticutor.lab.sim.surge import SurgeOutcome
 
 RECOVERED = 0.95
 """The share of the steady throughput at which a shuffle has been recovered from …"""
@@ -64,7 +64,7 @@ class Report:
     remote_mb_s: float
     """Tuples and results to and from tasks on other nodes."""
     timeline: tuple[Bin, ...]
-    surged: Surged | None
+    surge: SurgeOutcome | None
     wall_s: float
     wall_s_per_simulated_s: float
     events: int
@@ -104,7 +104,7 @@ class Report:
             "recoveries_s": [_known(seconds) for seconds in self.recoveries_s],
             "state_migrated_mb_s": round(self.state_migrated_mb_s, 3),
             "remote_mb_s": round(self.remote_mb_s, 3),
-            **(self.surged.as_dict() if self.surged else {}),
+            **(self.surge.as_dict() if self.surge else {}),
             "timeline": [_moment(moment) for moment in self.timeline],
             "wall_s": round(self.wall_s, 3),
             "wall_s_per_simulated_s": round(self.wall_s_per_simulated_s, 4),
@@ -122,7 +122,7 @@ def report(cluster: SimulatedCluster) -> Report:
     far = [one for one in moved if one.remote]
     recoveries = _recoveries(cluster)
     blocked = sum(upstream.blocked_s for upstream in cluster.upstreams)
-    simulated = max(cluster.loop.now, BIN_S)
+    simulated = max(cluster.clock.now, BIN_S)
     return Report(
         paradigm=experiment.paradigm,
         seconds=seconds,
@@ -145,10 +145,10 @@ def report(cluster: SimulatedCluster) -> Report:
         state_migrated_mb_s=_per(sum(one.size for one in moved) / _MB, seconds),
         remote_mb_s=_per(recorder.remote_bytes / _MB, seconds),
         timeline=tuple(recorder.measured),
-        surged=cluster.surging.result() if cluster.surging else None,
+        surge=cluster.surge.result() if cluster.surge else None,
         wall_s=cluster.wall_s,
         wall_s_per_simulated_s=cluster.wall_s / simulated,
-        events=cluster.loop.events,
+        events=cluster.clock.events,
         seed=experiment.seed,
     )
 

@@ -6,12 +6,39 @@ import random
 from collections.abc import Callable
 from typing import Any, NewType
 
-from elasticutor.lab.check.world.kernel import Channel, Kernel
+from elasticutor.lab.sim.clock import Clock
 
 Address = NewType("Address", str)
 
 Receive = Callable[[Address, Any], None]
 """Called with the sender and the message."""
+
+
+class Channel:
+    """Delivers messages after delays of their own, in the order in which they were sent."""
+
+    def __init__(
+        self, clock: Clock, delay: Callable[[], float], deliver: Callable[[Any], None]
+    ) -> None:
+        self._clock = clock
+        self._delay = delay
+        self._deliver = deliver
+        self._free_at = 0.0
+        self._open = True
+
+    def send(self, message: Any) -> None:
+        """Put a message on its way."""
+        if self._open:
+            self._free_at = max(self._free_at, self._clock.now + self._delay())
+            self._clock.at(self._free_at, self._arrive, message)
+
+    def cut(self) -> None:
+        """Lose what is under way and all that follows."""
+        self._open = False
+
+    def _arrive(self, message: Any) -> None:
+        if self._open:
+            self._deliver(message)
 
 
 class Network:
@@ -21,8 +48,8 @@ class Network:
     may be lost with it: both happen to sockets.
     """
 
-    def __init__(self, kernel: Kernel, rng: random.Random, delay: Callable[[], float]) -> None:
-        self._kernel = kernel
+    def __init__(self, clock: Clock, rng: random.Random, delay: Callable[[], float]) -> None:
+        self._clock = clock
         self._rng = rng
         self._delay = delay
         self._receivers: dict[Address, Receive] = {}
@@ -54,7 +81,7 @@ class Network:
         channel = self._channels.get((source, destination))
         if channel is None:
             receive = self._receivers[destination]
-            channel = Channel(self._kernel, self._delay, lambda m: receive(source, m))
+            channel = Channel(self._clock, self._delay, lambda m: receive(source, m))
             self._channels[source, destination] = channel
         self.sent += 1
         channel.send(message)

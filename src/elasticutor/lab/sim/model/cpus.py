@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from elasticutor.core.measure.pacing import USUAL_GAP_S, next_gap_s
-from elasticutor.lab.sim.loop import Loop
+from elasticutor.lab.sim.clock import Clock
 from elasticutor.lab.sim.model.task_server import TaskServer
 
 
@@ -14,17 +14,17 @@ class Cpus:
     then a message that comes while all of them are busy with tuples takes its time from a task.
 
     Args:
-        loop: Its time.
+        clock: Its time.
         count: How many there are.
         shared: Whether processes that are no tasks run on them, too.
     """
 
-    def __init__(self, loop: Loop, count: int, *, shared: bool) -> None:
+    def __init__(self, clock: Clock, count: int, *, shared: bool) -> None:
         self.path_s = 0.0
         """CPU time that messages have cost, of all processes here."""
         self.gap_s = USUAL_GAP_S
         """The least time between two packets of a source here."""
-        self._loop = loop
+        self._clock = clock
         self._count = count
         self._shared = shared
         self._tasks: list[TaskServer] = []
@@ -49,7 +49,7 @@ class Cpus:
         """A process that is no task needs CPU time now."""
         self.path_s += seconds
         if self._shared:
-            busy = [task for task in self._tasks if task.free_at > self._loop.now]
+            busy = [task for task in self._tasks if task.free_at > self._clock.now]
             if len(busy) >= self._count:
                 self._turn += 1
                 busy[self._turn % len(busy)].lost_s += seconds

@@ -107,7 +107,7 @@ class Upstream:
         credit_bytes = message_rows * world.tuple_bytes
         self._outputs = Emitter(peers, first=credit_bytes, limit=credit_bytes, returned=False)
         self._message_rows = message_rows
-        self._meter = _Meter(world.loop.now)
+        self._meter = _Meter(world.clock.now)
         self._cpus = world.cpus[node]
         self._turns = Turns(self._cpus, world.machines.costs.source)
         self._looks_again = False
@@ -116,7 +116,7 @@ class Upstream:
     @property
     def rate(self) -> float:
         """Tuples per second that it has to send now; infinite, if as many as it may."""
-        return sum(flow.rate(self.world.loop.now) for flow in self._flows)
+        return sum(flow.rate(self.world.clock.now) for flow in self._flows)
 
     @property
     def unlimited(self) -> bool:
@@ -131,14 +131,14 @@ class Upstream:
     @property
     def blocked_s(self) -> float:
         """All time, up to now, in which it could not send for want of credit."""
-        self._meter.note(self._meter.blocked, self.world.loop.now)
+        self._meter.note(self._meter.blocked, self.world.clock.now)
         return self._meter.total_s
 
     def behind_s(self) -> float:
         """How long the oldest tuple that was not sent has been due."""
         if self.unlimited:
             return 0.0
-        return max(0.0, self.world.loop.now - self._due_s())
+        return max(0.0, self.world.clock.now - self._due_s())
 
     def _due_s(self) -> float:
         """When the next tuple is due, or the oldest that was not sent; infinity after the last."""
@@ -147,11 +147,10 @@ class Upstream:
     def start(self, delay_s: float) -> None:
         """Begin to send, a little later than others did."""
         self._looks_again = True
-        self.world.loop.at(self.world.loop.now + delay_s, self._look)
+        self.world.clock.after(delay_s, self._look)
 
-    def credit(self, grant: tuple[Peer, int]) -> None:
+    def credit(self, executor: Peer, total: int) -> None:
         """An executor takes more."""
-        executor, total = grant
         self._outputs.credit(executor, total)
         self._flush(executor)
         if not (self._looks_again or self._stopped):
@@ -159,7 +158,7 @@ class Upstream:
 
     def seen(self) -> SourceSeen:
         """What it did since the last time."""
-        seconds, rows, share = self._meter.take(self.world.loop.now)
+        seconds, rows, share = self._meter.take(self.world.clock.now)
         routed = {
             host.name: cut - before
             for host, cut, before in zip(self._hosts, self.cut, self._cut_before, strict=True)
@@ -167,7 +166,7 @@ class Upstream:
         self._cut_before = list(self.cut)
         return SourceSeen("source", seconds, rows, share, self.behind_s(), self.rate, routed)
 
-    def _look(self, _: None) -> None:
+    def _look(self) -> None:
         self._looks_again = False
         self._go_on()
 
@@ -175,17 +174,17 @@ class Upstream:
         """Send what is due, and look again when there will be more to send."""
         self._read()
         stopped = self._stopped
-        self._meter.note(stopped, self.world.loop.now)
+        self._meter.note(stopped, self.world.clock.now)
         if not (stopped or self._looks_again or self.unlimited):
             due_s = self._due_s()
             if due_s < math.inf:
                 self._looks_again = True
                 rested_s = self._turns.free_at + self._cpus.gap_s
-                self.world.loop.at(max(rested_s, due_s, self.world.loop.now), self._look)
+                self.world.clock.at(max(rested_s, due_s, self.world.clock.now), self._look)
 
     def _read(self) -> None:
         """Send what is due, as far as it may."""
-        now = self.world.loop.now
+        now = self.world.clock.now
         while True:
             blocked = self._stopped
             self._meter.note(blocked, now)
@@ -245,7 +244,7 @@ class Upstream:
         for order in self._outputs.send(executor, ATTEMPT):
             assert isinstance(order, do.Emit)  # no epoch ends here
             size = order.size + HEADER_BYTES
-            sent = self._turns.take(world.loop.now)
+            sent = self._turns.take(world.clock.now)
             world.links.send(sent, self.node, host.node, size, host.take, order.batch)
 
     def _was_cut(self, executor: int, rows: int) -> None:
