@@ -1,6 +1,6 @@
-"""Simulated processes around the pure core: main processes, tasks and the nodes' keepers.
+"""Simulated main processes and the nodes' keepers, and what all processes of a world share.
 
-They do what the live runtime does, and decide nothing: every decision is one of `core`.
+They do what live processes do, and decide nothing: every decision is one of `core`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SINGLY = 4
 """Batches of up to this number of tuples arrive with a list of shards."""
 
 
-# What processes tell each other besides the core's own messages -----------------------------------
+# What processes send besides the core's own messages ---------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class MarkerSent:
 
 @dataclass(frozen=True, slots=True)
 class CreditSent:
-    """What the sender of this lets the other side send."""
+    """Bytes that the other side may send, from the attempt's start."""
 
     sender: Peer
     attempt: Attempt
@@ -83,17 +83,17 @@ class CheckedOperator(Protocol):
         """Apply one tuple to the state; returns (destination, tuple) pairs."""
 
     def size(self, rows: int) -> int:
-        """The bytes of so many tuples."""
+        """The bytes of this number of tuples."""
 
 
 class Surroundings(Protocol):
-    """What decides how long things take, and who watches."""
+    """Decides how long things take and what fails, and watches."""
 
     def startup_s(self) -> float:
         """How long a task's process takes to start."""
 
     def service_s(self, host: TaskHost, rows: int) -> float:
-        """How long a task works on so many tuples."""
+        """How long a task works on this number of tuples."""
 
     def pause_s(self, host: TaskHost) -> float | None:
         """How soon a working task finds a label; None: only when its chunk is done."""
@@ -132,13 +132,22 @@ class World:
         self.executors: dict[Peer, ExecutorHost] = {}
 
     def send(self, source: Address, peer: Peer, message: Any) -> None:
-        """Send to whoever has this name now."""
+        """Send to the process that has this name now."""
         address = self.peers.get(peer)
         if address is not None:
             self.network.send(source, address, message)
 
+    def emit(self, name: Peer, source: Address, order: do.Emit | do.EmitMarker) -> None:
+        """Send tuples or a marker of the process of this name to their destination."""
+        message: TuplesSent | MarkerSent
+        if isinstance(order, do.Emit):
+            message = TuplesSent(name, order.attempt, order.batch, order.size)
+        else:
+            message = MarkerSent(name, order.attempt, order.epoch)
+        self.send(source, order.destination, message)
+
     def lose_node(self, node: NodeId) -> None:
-        """Let a node be gone with everything on it; main processes on it are lost as a whole."""
+        """Lose a node with everything on it; main processes on it are lost as a whole."""
         for host in self.executors.values():
             if host.node == node:
                 host.die()
@@ -222,12 +231,7 @@ class ExecutorHost(CoreHost):
 
     def emit(self, order: do.Emit | do.EmitMarker) -> None:
         """Send outputs or a marker to a destination."""
-        message: TuplesSent | MarkerSent
-        if isinstance(order, do.Emit):
-            message = TuplesSent(self.name, order.attempt, order.batch, order.size)
-        else:
-            message = MarkerSent(self.name, order.attempt, order.epoch)
-        self.world.send(self.address, order.destination, message)
+        self.world.emit(self.name, self.address, order)
 
     def report(self, order: do.ReportReady | do.ReportPrepared | do.ReportFailure) -> None:
         """Report to the driver."""
@@ -267,7 +271,7 @@ class ExecutorHost(CoreHost):
         self.world.clock.after(self.world.surroundings.notice_s(), self.tell, ev.TaskLost(task))
 
     def suspect_task(self, task: TaskId, lives_on_s: float) -> TaskHost:
-        """Take a task for lost that is not; it goes on for a while with what it was given."""
+        """Take a task for lost that is not; it goes on for a while with the chunks that it has."""
         zombie = self.tasks.pop(task)
         self.world.clock.after(lives_on_s, zombie.end)
         self.tell(ev.TaskLost(task))
@@ -297,7 +301,7 @@ class ExecutorHost(CoreHost):
 
 
 class KeeperHost:
-    """A node's process that keeps an executor's store there."""
+    """The process that keeps an executor's store on a node."""
 
     def __init__(self, executor: ExecutorHost, opened: do.OpenStore) -> None:
         self.executor = executor
@@ -324,11 +328,11 @@ class KeeperHost:
             self._run(self.core.handle(message))
 
     def send(self, message: Any) -> None:
-        """Tell the main process."""
+        """Send to the main process."""
         self.world.network.send(self.address, self.executor.address, message)
 
     def end(self) -> None:
-        """Let the process be gone."""
+        """End the process."""
         self.alive = False
         self.world.network.leave(self.address)
 

@@ -1,9 +1,9 @@
-"""A simulated task: it works through what it was sent, one thing at a time, and writes state."""
+"""A simulated task: it works through its chunks, one after the other, and writes their state."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,24 +66,26 @@ class TaskHost:
         else:
             self._inbox.put(message)
         if self._run is None:
-            self._work()
+            self._do(self._work)
         elif self._inbox.interrupted:
             pause_s = self.world.surroundings.pause_s(self)
             if pause_s is not None:
-                self.world.clock.after(pause_s, self._interrupt, self._run)
+                self.world.clock.after(pause_s, self._do, self._interrupt, self._run)
 
     def end(self) -> None:
-        """Let the process be gone, with all that it has cached."""
+        """End the process, with all that it has cached."""
         self.alive = False
         self.world.network.leave(self.address)
 
-    def _work(self) -> None:
-        try:
-            self._work_on()
-        except StaleAttemptError:
-            self.end()  # the store has let it know that it was given up
+    def _do(self, action: Callable[..., None], *args: Any) -> None:
+        """Do something unless the process has ended; it ends when the store refuses its writes."""
+        if self.alive:
+            try:
+                action(*args)
+            except StaleAttemptError:
+                self.end()
 
-    def _work_on(self) -> None:
+    def _work(self) -> None:
         while (self._inbox or self._writes) and self.alive:
             self._answer_labels()
             if self._writes:
@@ -96,7 +98,7 @@ class TaskHost:
                     rows = len(message.left)
                     seconds = self.world.surroundings.service_s(self, rows) * self.slowness
                     self._run = _ChunkRun(message, seconds / rows, self.world.clock.now)
-                    self.world.clock.after(seconds, self._finish, self._run)
+                    self.world.clock.after(seconds, self._do, self._finish, self._run)
                     return
                 case do.FlushTask():
                     self.core.flush(message)
@@ -106,21 +108,16 @@ class TaskHost:
 
     def _write_later(self) -> None:
         seconds = self.world.surroundings.service_s(self, 1) * self.slowness
-        self.world.clock.after(seconds, self._write_on)
+        self.world.clock.after(seconds, self._do, self._write_on)
 
     def _write_on(self) -> None:
         """Write a slice of what an epoch changed, between any two things that it does."""
-        if not self.alive or not self.core.flushing:
-            return
-        try:
+        if self.core.flushing:
             answer = self.core.write_on()
-        except StaleAttemptError:
-            self.end()
-            return
-        if answer is None:
-            self._write_later()
-        else:
-            self._send(answer)
+            if answer is None:
+                self._write_later()
+            else:
+                self._send(answer)
 
     def _write(self) -> None:
         written = next(self._writes[0])
@@ -130,19 +127,15 @@ class TaskHost:
 
     def _interrupt(self, run: _ChunkRun) -> None:
         """Answer the labels that have come, between two tuples of a chunk."""
-        if not self.alive or self._run is not run or not self._inbox.interrupted:
+        if self._run is not run or not self._inbox.interrupted:
             return
-        try:
-            now = self.world.clock.now
-            self._process(run, min(len(run.work.left), int((now - run.at) / run.row_s)))
-            self._answer_labels(run)
-        except StaleAttemptError:
-            self.end()
-            return
+        clock = self.world.clock
+        self._process(run, min(len(run.work.left), int((clock.now - run.at) / run.row_s)))
+        self._answer_labels(run)
         rest = len(run.work.left)
         if rest or run.work.unreported:
-            self._run = run.resumed(self.world.clock.now)
-            self.world.clock.after(rest * run.row_s, self._finish, self._run)
+            self._run = run.resumed(clock.now)
+            clock.after(rest * run.row_s, self._do, self._finish, self._run)
         else:
             self._done()
 
@@ -156,23 +149,14 @@ class TaskHost:
         self._send(run.answer(self.core.id, self.operator))
 
     def _finish(self, run: _ChunkRun) -> None:
-        if not self.alive or self._run is not run:
-            return
-        try:
+        if self._run is run:
             self._process(run, len(run.work.left))
-        except StaleAttemptError:
-            self.end()
-            return
-        self._report(run)
-        self._done()
+            self._report(run)
+            self._done()
 
     def _done(self) -> None:
         self._run = None
-        try:
-            self.core.close_chunk()
-        except StaleAttemptError:
-            self.end()
-            return
+        self.core.close_chunk()
         self._work()
 
     def _process(self, run: _ChunkRun, count: int) -> None:
