@@ -169,7 +169,7 @@ def sim(
 
 
 def _run(cluster: SimulatedCluster, as_json: bool) -> bool:
-    """Run it, and say whether somebody ended it before its time."""
+    """Run it, and return whether it was interrupted."""
     experiment, length = cluster.experiment, cluster.experiment.end_s
     machines = experiment.machines
     try:

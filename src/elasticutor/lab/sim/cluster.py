@@ -1,8 +1,8 @@
-"""A simulated cluster put together and run: nodes, executors, sources, and whoever decides.
+"""Builds and runs a simulated cluster: nodes, executors, sources, and a scheduler or a lead.
 
-Every decision is one of `core`, by the very objects that decide live. What is simulated is time:
-that of the tuples on the cores, of messages on the links, and of the processes that take them.
-No epochs end here: there is no checkpoint in the paper's experiments.
+The objects of `core` decide, as they do live. What is simulated is time: of tuples on cores, of
+messages on links, and of the processes that take them. No epochs end here: there is no checkpoint
+in the paper's experiments.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from elasticutor.lab.sim.workload import (
 )
 
 _SETTING_UP_S = 1.0
-"""Before time 0, besides the start of the tasks: nothing is waited for then."""
+"""Before time 0, besides the start of the tasks."""
 
 
 class SimulatedCluster:
@@ -161,7 +161,7 @@ class SimulatedCluster:
         return flows
 
     def _surge_flows(self, surge: Surge, rng: np.random.Generator) -> Iterator[Flow]:
-        """What the first executor's keys get on top of their share, before and after."""
+        """Yield what the first executor's keys get on top of their share, before and after."""
         experiment = self.experiment
         mine = np.flatnonzero(self._owners == 0)
         share = float(self.space.shares()[mine].sum())
@@ -222,7 +222,7 @@ class SimulatedCluster:
         """Run it to its end; an interrupted run can be reported on too.
 
         Args:
-            progress: Told the simulated seconds since the start, now and then.
+            progress: Called with the simulated seconds since the start, after every bin.
         """
         began = time.perf_counter()
         try:
@@ -314,7 +314,7 @@ class SimulatedCluster:
 
 
 def _work(experiment: Experiment, rng: np.random.Generator) -> Callable[[int], float]:
-    """How long so many tuples take."""
+    """Returns a function: how long this number of tuples takes."""
     cost_s = experiment.cost_s
     if not experiment.exponential:
         return lambda rows: rows * cost_s
@@ -324,7 +324,7 @@ def _work(experiment: Experiment, rng: np.random.Generator) -> Callable[[int], f
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Nothing here refers to itself, so looking for such things is time lost."""
+    """Switch the collector off: a simulation makes no garbage in cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:

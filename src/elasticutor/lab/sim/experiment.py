@@ -1,4 +1,4 @@
-"""What a simulated cluster is to do: every setting of `elasticutor sim`, as a value."""
+"""An experiment on a simulated cluster: every setting of `elasticutor sim`, as a value."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Experiment:
 
     @property
     def config(self) -> ExecutorConfig:
-        """What every executor is given: as live, with credits for this many upstreams.
+        """Every executor's configuration: as live, with credits for this many upstreams.
 
         Live defaults let every upstream have 64 KB and 20 ms of work inside. With tuples that take
         a millisecond, and dozens of upstreams, that is many seconds of work for one hot key. So

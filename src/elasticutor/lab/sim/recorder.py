@@ -1,4 +1,4 @@
-"""What is noted while a simulated cluster runs: tuples, latencies, moves and bytes, bin by bin."""
+"""Records a simulated cluster's run: tuples, latencies, moves and bytes, bin by bin."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Moved:
 
 @dataclass(slots=True)
 class Recorder:
-    """Takes notes; whoever runs the cluster closes a bin every tenth of a second."""
+    """Records a run; the cluster closes a bin every tenth of a second."""
 
     warmup_s: float
     cores: Callable[[], int] = lambda: 0
@@ -107,7 +107,7 @@ class Recorder:
             births = np.repeat(np.array(self.births), counts)
         else:
             births = np.concatenate(self.births)
-        # Emptied, not replaced: whoever notes results holds on to these lists.
+        # Emptied, not replaced: executors may hold on to these lists.
         self.times.clear()
         self.births.clear()
         self.counts.clear()
@@ -115,7 +115,7 @@ class Recorder:
         return ages
 
     def start_measuring(self) -> None:
-        """The warm-up is over."""
+        """Count from now on: the warm-up is over."""
         self.remote_bytes = 0
         self.core_moves = 0
 

@@ -1,4 +1,4 @@
-"""What came out of a run on a simulated cluster."""
+"""Reports a run on a simulated cluster: its figures, and how it recovered from shuffles."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ RECOVERED = 0.95
 """The share of the steady throughput at which a shuffle has been recovered from …"""
 
 HOLD_S = 2.0
-"""… on average over so many seconds, or half of the time until the next shuffle if that is less."""
+"""… on average over this time, or half of the time until the next shuffle if that is less."""
 
 STEADY_S = 2.0
-"""So many seconds before a shuffle say what is steady."""
+"""The time before a shuffle that says what is steady."""
 
 BEHIND_S = 0.1
 BLOCKED_SHARE = 0.05
@@ -115,7 +115,7 @@ class Report:
 
 
 def report(cluster: SimulatedCluster) -> Report:
-    """The figures of a run so far; after its end, of all of it."""
+    """Returns the figures of a run so far; after its end, of all of it."""
     experiment, recorder = cluster.experiment, cluster.recorder
     seconds = cluster.measured_s
     moved = recorder.measured_moves
@@ -167,13 +167,13 @@ def _bound(cluster: SimulatedCluster) -> float:
 def recoveries(
     shuffles: Sequence[float], moments: Sequence[Bin], most: float = math.inf
 ) -> list[float]:
-    """How long after each shuffle throughput was normal again; NaN if it was not before the next.
+    """Returns how long after each shuffle throughput was normal; NaN if not before the next.
 
     Steady is the median of the two seconds before a shuffle, and of all shuffles the highest: after
     one that was never recovered from, what comes before the next is not steady. It is no more than
     what can last. It is normal again at the first moment from which on the mean of two seconds is
     95 % of that: a saturated cluster's throughput varies by a tenth from bin to bin, and often the
-    dip comes later than the shuffle. A shuffle that nobody notices is recovered from at once.
+    dip comes later than the shuffle. A shuffle that costs nothing is recovered from at once.
 
     Args:
         shuffles: When they were.

@@ -1,7 +1,7 @@
-"""The scheduler on the simulated cluster: it looks, decides, and has cores handed out.
+"""Runs the scheduler on the simulated cluster: measures, has a plan made, carries it out.
 
-It decides nothing itself: `core.scheduler.scheduler` makes the plan of what was measured. Cores
-that are given up come first, and those that are granted follow when they are really free.
+`core.scheduler.scheduler` decides. Cores that are given up come first, and those that are granted
+follow when they are free.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _DRIVER = 0
 
 
 class SimulatedScheduling:
-    """Who has which cores, and how that changes.
+    """Schedules the cores of all executors, and knows which of them has which.
 
     Args:
         world: Where they are.
         hosts: The executors, with the cores that each starts with.
-        upstreams: Who feeds them.
-        scheduler: Who decides.
+        upstreams: Their sources.
+        scheduler: Makes the plans.
         target_s: The latency to be kept.
     """
 
@@ -47,7 +47,7 @@ class SimulatedScheduling:
         self.cores = {name: dict(cores) for name, (_, cores) in hosts.items()}
         """What every executor has, or has been promised."""
         self.rounds = 0
-        """How often the scheduler was asked."""
+        """How often the scheduler was called."""
         self.plans: list[tuple[float, CorePlan]] = []
         self._upstreams = upstreams
         self._scheduler = scheduler
@@ -64,7 +64,7 @@ class SimulatedScheduling:
         self._world.clock.after(self._look_s, self._look)
 
     def stop(self) -> None:
-        """Decide nothing more; everybody keeps the cores that it has."""
+        """Make no more plans; executors keep the cores that they have."""
         self._over = True
 
     def _look(self) -> None:

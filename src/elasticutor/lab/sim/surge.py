@@ -52,7 +52,7 @@ class Surge:
 
 @dataclass(frozen=True, slots=True)
 class SurgeOutcome:
-    """How the executor coped."""
+    """How an executor coped with a surge."""
 
     rounds: int | None
     """Rounds of the scheduler until it had the cores for its new load; None: never."""
@@ -74,7 +74,7 @@ class SurgeOutcome:
 
 
 class SurgeWatch:
-    """Watches the executor from the surge on.
+    """Watches an executor from its surge on.
 
     Args:
         surge: What happens.
@@ -83,7 +83,7 @@ class SurgeWatch:
         target_s: Its backlog is gone when it is no more than arrives in this time.
         cores: How many cores it has now.
         backlog: Tuples that are due for it and not done.
-        rounds: How often the scheduler was asked.
+        rounds: How often the scheduler was called.
     """
 
     def __init__(
@@ -120,6 +120,6 @@ class SurgeWatch:
         return math.isnan(self._coped_s) or since - self._coped_s < 10 * BIN_S
 
     def result(self) -> SurgeOutcome:
-        """What was seen so far."""
+        """Returns what was seen so far."""
         rounds, seconds = self._got_cores or (None, math.nan)
         return SurgeOutcome(rounds, seconds, self._coped_s, self._cores())

@@ -1,4 +1,4 @@
-"""A checkpoint location, simulated: what is in it survives every process."""
+"""Simulated checkpoint locations: what is in them survives every process."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ class Durable:
 
 
 class QueryCheckpoint(Durable):
-    """Keeps what every epoch came to.
+    """Keeps the state of every epoch, so that a run can go back to an earlier one.
 
-    As in a real checkpoint, an epoch that is to be made anew stays until it has been, and counts
-    for whoever opens the location until then.
+    As in a real checkpoint, an epoch that is to be made again stays until it has been, and counts
+    for readers of the location until then.
 
     Example:
         >>> kept = QueryCheckpoint()

@@ -1,4 +1,4 @@
-"""The CPUs of a simulated node: what takes their time, and what the node's sources make of it."""
+"""The CPUs of a simulated node: what takes their time, and how often its sources send."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class Cpus:
         self._turn = 0
 
     def join(self, task: TaskServer) -> None:
-        """A task runs here from now on."""
+        """Add a task that runs here from now on."""
         self._tasks.append(task)
 
     def leave(self, task: TaskServer) -> None:
-        """A task has ended."""
+        """Remove a task that has ended."""
         self._tasks.remove(task)
 
     def work(self, work_s: float, message_s: float) -> None:
-        """A task has been given a chunk of so much work, which costs it so much besides."""
+        """Count a task's chunk: its work, and what its message costs besides."""
         self._work_s += work_s
         self.path_s += message_s
 
     def spend(self, seconds: float) -> None:
-        """A process that is no task needs CPU time now."""
+        """Take CPU time for a process that is no task."""
         self.path_s += seconds
         if self._shared:
             busy = [task for task in self._tasks if task.free_at > self._clock.now]
@@ -55,7 +55,7 @@ class Cpus:
                 busy[self._turn % len(busy)].lost_s += seconds
 
     def pace(self, over_s: float) -> None:
-        """Set how often sources send, by how idle the CPUs were for so many seconds."""
+        """Set how often sources send, by how idle the CPUs were over this time."""
         used_s = self._work_s + self.path_s
         idle = 1.0 - (used_s - self._used_s) / (over_s * self._count)
         self._used_s = used_s

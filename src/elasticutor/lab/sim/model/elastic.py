@@ -95,26 +95,30 @@ class ElasticHost(StoreOwner, CoreHost):
         rows = 0
         for part in order.parts:
             rows += part.count
-        size = rows * self.world.tuple_bytes + HEADER_BYTES
-        self._send_to_task(order, size, self._begin, rows, self.world.work_s(rows))
+        task, work_s = self._tasks[order.task], self.world.work_s(rows)
+        if task.node == self.node:
+            self._begin(self._free_at, task, order, rows, work_s)
+        else:
+            size = rows * self.world.tuple_bytes + HEADER_BYTES
+            self._to_remote_task(task, size, self._begin, task, order, rows, work_s)
 
     def to_task(self, order: Any) -> None:
         """Send anything else to a task."""
-        self._send_to_task(order, HEADER_BYTES, self._obey)
-
-    def _send_to_task(self, order: Any, size: int, action: Callable[..., None], *args: Any) -> None:
-        """Call with the time of arrival, the task, the order and the rest, when it arrives."""
         task = self._tasks[order.task]
         if task.node == self.node:
-            action(self._free_at, task, order, *args)
+            self._obey(self._free_at, task, order)
         else:
-            self.world.recorder.remote_bytes += size
-            message = action, task, order, *args
-            self.world.links.send(
-                self._free_at, self.node, task.node, size, self._at_remote_task, *message
-            )
+            self._to_remote_task(task, HEADER_BYTES, self._obey, task, order)
 
-    def _at_remote_task(self, action: Callable[..., None], *message: Any) -> None:
+    def _to_remote_task(
+        self, task: TaskServer, size: int, action: Callable[..., None], *message: Any
+    ) -> None:
+        """Do something with a message when it arrives, given that time."""
+        self.world.recorder.remote_bytes += size
+        links, act = self.world.links, self._at_remote_task
+        links.send(self._free_at, self.node, task.node, size, act, action, message)
+
+    def _at_remote_task(self, action: Callable[..., None], message: tuple[Any, ...]) -> None:
         action(self._clock.now, *message)
 
     def _begin(

@@ -1,8 +1,8 @@
 """The machines of a simulated cluster: nodes with cores, and the links between them.
 
 Each node has one link out and one link in. A link sends one message at a time, in the order of
-asking; so whoever sends much delays whoever sends beside. Within a node a message is there as soon
-as it is sent: sockets are memory there, and what takes time is that its receiver has to wake up.
+asking, so that large messages delay others. Within a node a message arrives at once: sockets are
+memory there, and what takes time is that its receiver has to wake up.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Machines:
         return self.nodes * self.cores
 
     def transfer_s(self, size: int) -> float:
-        """How long a message of so many bytes takes on a link."""
+        """How long a message of this number of bytes takes on a link."""
         return size / self.bandwidth
 
 
@@ -105,7 +105,7 @@ class NetworkLinks:
         deliver: Action,
         *message: Any,
     ) -> float:
-        """Put a message on its way; returns when it has left the source.
+        """Send a message, which calls `deliver`; returns when it has left the source.
 
         Messages between two nodes arrive in the order sent, and so they do within a node.
         """

@@ -1,4 +1,4 @@
-"""What the processes of the simulated cluster share: turns, cores, and state on its way."""
+"""What the processes of the simulated cluster share: their world, turns, and stores of sizes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SimulatedWorld:
         machines: What the cluster is made of.
         clock: Its time.
         recorder: Takes notes.
-        work_s: How long a task works on so many tuples.
+        work_s: How long a task works on a number of tuples.
         tuple_bytes: The size of a tuple.
         shard_bytes: The size of a shard's state.
     """
@@ -88,7 +88,7 @@ class Process(ABC):
         self._free_at = world.clock.now
 
     def take(self, message: Any) -> None:
-        """A message has arrived."""
+        """Handle a message when it is its turn."""
         if self._inbox or self._clock.now < self._free_at:
             self._inbox.append(message)
             if len(self._inbox) == 1:

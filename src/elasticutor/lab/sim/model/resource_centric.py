@@ -1,8 +1,8 @@
 """The resource-centric rival on the simulated cluster: one core each, upstreams with tables.
 
 The protocol is `core.protocol.repartition`. Executors on a node share a store, so state crosses the
-links only when a shard changes its node. Whoever leads is a process like any other: it takes one
-message at a time.
+links only when a shard changes its node. The lead is a process like any other: it takes one message
+at a time.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class ShardsMeasured:
 class RcHost(ElasticHost):
     """The main process of an executor of one core; it counts work by the operator's shards.
 
-    To its core it has one shard: what the core can do for an elastic executor, nobody needs here.
+    To its core it has one shard: nothing moves within an executor of one core.
     """
 
     lead: SimulatedLead
@@ -178,10 +178,10 @@ class SimulatedLead(StoreOwner):
     """Leads the operator's shards from executor to executor.
 
     Args:
-        world: Where everybody is.
+        world: Where the processes are.
         shards: Of the operator.
         hosts: Its executors.
-        upstreams: Who feeds them.
+        upstreams: Their sources.
         over_s: The time that loads are measured over, and that a backlog should be gone in.
     """
 
@@ -252,7 +252,7 @@ class SimulatedLead(StoreOwner):
                 case do.OpenShard(node=node) | do.CopyShard(node=node):
                     self._to_node(node, self._at_store, order, self.world.shard_bytes)
                 case do.DropShard():
-                    pass  # the store's own business, and nobody waits for it
+                    pass  # the store's own business: no process waits for it
                 case rc.ReportRound():
                     self._over(order)
 
@@ -265,5 +265,5 @@ class SimulatedLead(StoreOwner):
         now = self._clock.now
         moved = Moved(now, done.shards, done.remote, sync_s, done.migration_s, done.size)
         self.world.recorder.moved.append(moved)
-        # Work was measured while everybody waited: that says nothing of what comes now.
+        # What was measured during the pause says nothing of what comes now.
         self._loads = ShardLoads(len(self._inside), self._over_s, now)

@@ -1,7 +1,7 @@
 """The sources of a simulated cluster: they cut tuples into batches per executor, within credit.
 
 They keep to their credits as the live source does: a source whose buffered tuples exceed its limit
-stops as a whole, whoever they are for. With a fixed rate tuples are due at their times, whether the
+stops as a whole. With a fixed rate tuples are due at their times, whether the
 source is stopped or not: it looks when one is due, and at least `core.measure.pacing`'s gap after
 its last packets. Without a rate, a source sends whenever it may.
 """
@@ -248,7 +248,7 @@ class Upstream:
             world.links.send(sent, self.node, host.node, size, host.take, order.batch)
 
     def _was_cut(self, executor: int, rows: int) -> None:
-        """So many tuples are on their way to an executor, or wait for its credit."""
+        """Count tuples that are on their way to an executor, or wait for its credit."""
         self.cut[executor] += rows
 
 
@@ -270,7 +270,7 @@ class _Meter:
         self._noted, self.blocked = now, blocked
 
     def take(self, now: float) -> tuple[float, int, float]:
-        """Seconds, rows, and the share of time blocked; starts anew."""
+        """Returns seconds, rows, and the share of time blocked, and starts over."""
         self.note(self.blocked, now)
         seconds = max(now - self._since, 1e-9)
         taken = seconds, self.rows, min(1.0, self._blocked_s / seconds)
