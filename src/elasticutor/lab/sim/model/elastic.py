@@ -52,11 +52,12 @@ class ElasticHost(StoreOwner, CoreHost):
 
     # What arrives
 
-    def handle(self, event: ev.Event) -> None:
+    def handle(self, event: Any) -> None:
         """Let the core handle an event, and carry its instructions out."""
-        if isinstance(event, ev.ChunkProcessed):
+        kind = type(event)
+        if kind is ev.ChunkProcessed:
             self._note_result(self.core.tasks[event.task].flights[0].parts)
-        elif isinstance(event, ev.ChunkProgressed):
+        elif kind is ev.ChunkProgressed:
             parts = self.core.tasks[event.task].flights[0].parts
             self._note_result(divided(parts, event.rows)[0])
         self.carry_out(self.core.handle(event, self._clock.now))
@@ -67,21 +68,23 @@ class ElasticHost(StoreOwner, CoreHost):
         self.handle(event)
 
     def _note_result(self, parts: list[Part]) -> None:
-        recorder, done = self.world.recorder, self._sink.take(self._free_at)
+        record, done = self.world.recorder.results.append, self._sink.take(self._free_at)
         for part in parts:
-            births = part.batch.content.births
+            births, count = part.batch.content.births, part.count
             if type(births) is not float:
                 births = births.take(part.rows)
-            recorder.times.append(done)
-            recorder.births.append(births)
-            recorder.counts.append(part.count)
-            self.processed += part.count
+            record((done, births, count))
+            self.processed += count
+        if self._dirty:
+            self._note_changes(parts)
+        if self.world.watch is not None:
+            self.world.watch(self.name, parts)
+
+    def _note_changes(self, parts: list[Part]) -> None:
         for shard, changed in self._dirty.items():
             for part in parts:
                 mine = part.rows[part.shards == shard]
                 changed.update(part.batch.content.keys.take(mine).tolist())
-        if self.world.watch is not None:
-            self.world.watch(self.name, parts)
 
     def set_cores(self, wanted: dict[NodeId, int]) -> None:
         """Let it have just these cores; those that it gives up are free when their tasks end."""
@@ -127,13 +130,10 @@ class ElasticHost(StoreOwner, CoreHost):
         lost_s = task.lost_s
         job = task.begin(order, rows, work_s, arrival)
         self.world.cpus[task.node].work(work_s, job.taking_s - lost_s)
-        self._expect(task, job)
-
-    def _expect(self, task: TaskServer, job: ChunkJob) -> None:
-        """Answer when the chunk is done, unless a label lets that be at another time."""
         self._clock.at(job.end, self._chunk_done, task, job, job.end)
 
     def _chunk_done(self, task: TaskServer, job: ChunkJob, end: float) -> None:
+        """Answer, unless a label lets the chunk end at another time."""
         if job.end == end:
             order = job.order
             done = ev.ChunkProcessed(order.task, order.attempt, order.chunk, job.unanswered_s)
@@ -163,7 +163,7 @@ class ElasticHost(StoreOwner, CoreHost):
         reached = ev.LabelReached(order.task, order.move, 0, hit.returned)
         self._clock.at(hit.at, self._answer, task, reached)
         for job in hit.rescheduled:
-            self._expect(task, job)
+            self._clock.at(job.end, self._chunk_done, task, job, job.end)
 
     def _answer(self, task: TaskServer, answer: ev.Event) -> None:
         if task.node == self.node:

@@ -89,12 +89,13 @@ class Process(ABC):
 
     def take(self, message: Any) -> None:
         """Handle a message when it is its turn."""
-        if self._inbox or self._clock.now < self._free_at:
-            self._inbox.append(message)
-            if len(self._inbox) == 1:
+        inbox, now = self._inbox, self._clock.now
+        if inbox or now < self._free_at:
+            inbox.append(message)
+            if len(inbox) == 1:
                 self._clock.at(self._free_at, self._next)
         else:
-            self._free_at = self._clock.now + self._asleep_s
+            self._free_at = now + self._asleep_s
             self._cpus.spend(self._wake_s)
             self.handle(message)
 
