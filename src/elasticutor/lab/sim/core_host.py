@@ -68,7 +68,7 @@ class CoreHost(ABC):
         """Have a task's process started."""
 
     @abstractmethod
-    def end_task(self, order: do.EndTask) -> None:
+    def stop_task(self, order: do.EndTask) -> None:
         """Have a task's process ended."""
 
     @abstractmethod
@@ -93,7 +93,7 @@ _ADDRESSEES = {
     **dict.fromkeys(do.TO_NODE, "to_store"),
     do.Dispatch: "dispatch",
     do.StartTask: "start_task",
-    do.EndTask: "end_task",
+    do.EndTask: "stop_task",
     do.GrantCredit: "grant",
     **dict.fromkeys((do.Emit, do.EmitMarker), "emit"),
     **dict.fromkeys((do.ReportReady, do.ReportPrepared, do.ReportFailure), "report"),

@@ -187,7 +187,7 @@ class ElasticHost(StoreOwner, CoreHost):
         self._tasks[order.task] = task
         self._from_node(node, ev.TaskStarted(order.task))
 
-    def end_task(self, order: do.EndTask) -> None:
+    def stop_task(self, order: do.EndTask) -> None:
         """Have a task's process ended; its core is free when the node has done so."""
         task = self._tasks.pop(order.task, None)
         if task is not None:
