@@ -32,7 +32,7 @@ class Durable:
         self._increments.setdefault((executor, epoch, attempt), {}).update(changes)
 
     def commit(self, executor: str, epoch: Epoch, attempt: Attempt) -> None:
-        """Let an executor's increment count, on top of all earlier ones."""
+        """Make an executor's increment count, on top of all earlier ones."""
         shards = self._folded.setdefault(executor, {})
         for shard, records in self._increments.get((executor, epoch, attempt), {}).items():
             values = shards.setdefault(shard, {})
@@ -84,7 +84,7 @@ class QueryCheckpoint(Durable):
         self._history: dict[str, dict[Epoch, _Shards]] = {}
 
     def commit(self, executor: str, epoch: Epoch, attempt: Attempt) -> None:
-        """Let an executor's increment count, on top of the epoch that it goes on from."""
+        """Make an executor's increment count, on top of the epoch that it goes on from."""
         base = self.committed(executor)
         if epoch <= base:
             raise OutOfOrderError(f"epoch of {executor}", f"come after {base}", epoch)

@@ -1,4 +1,4 @@
-"""Simulated processes with addresses, and a channel between any two of them."""
+"""A simulated network: processes with addresses, and a channel between any two of them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Channel:
         self._open = True
 
     def send(self, message: Any) -> None:
-        """Put a message on its way."""
+        """Send a message."""
         if self._open:
             self._free_at = max(self._free_at, self._clock.now + self._delay())
             self._clock.at(self._free_at, self._arrive, message)
 
     def cut(self) -> None:
-        """Lose what is under way and all that follows."""
+        """Lose all messages that are under way, and all that follow."""
         self._open = False
 
     def _arrive(self, message: Any) -> None:
@@ -42,7 +42,7 @@ class Channel:
 
 
 class Network:
-    """Who is alive, and what is under way between them.
+    """Knows which processes are alive, and what is under way between them.
 
     A process that ends loses what is on its way to it. What it had sent before may still arrive or
     may be lost with it: both happen to sockets.
@@ -57,11 +57,11 @@ class Network:
         self.sent = 0
 
     def join(self, address: Address, receive: Receive) -> None:
-        """Let a process be reached; an address is never used twice."""
+        """Add a process; it can be reached from now on."""
         self._receivers[address] = receive
 
     def leave(self, address: Address) -> None:
-        """Let a process be gone."""
+        """Remove a process."""
         self._receivers.pop(address, None)
         lose_sent = self._rng.random() < 0.5
         for (source, destination), channel in list(self._channels.items()):
@@ -75,7 +75,7 @@ class Network:
         return address in self._receivers
 
     def send(self, source: Address, destination: Address, message: Any) -> None:
-        """Put a message on its way, behind all earlier ones between the two."""
+        """Send a message, behind all earlier ones between the two."""
         if destination not in self._receivers or source not in self._receivers:
             return
         channel = self._channels.get((source, destination))

@@ -1,4 +1,4 @@
-"""The sources of a simulated cluster: they cut tuples into batches per executor, within credit.
+"""Simulates sources: they cut tuples into batches per executor, within credit.
 
 They keep to their credits as the live source does: a source whose buffered tuples exceed its limit
 stops as a whole. With a fixed rate tuples are due at their times, whether the
@@ -124,11 +124,6 @@ class Upstream:
         return self._flows[0].arrivals is None
 
     @property
-    def buffered(self) -> int:
-        """Tuples that wait for credit."""
-        return self._outputs.buffered(self.name) // self.world.tuple_bytes
-
-    @property
     def blocked_s(self) -> float:
         """All time, up to now, in which it could not send for want of credit."""
         self._meter.note(self._meter.blocked, self.world.clock.now)
@@ -150,14 +145,14 @@ class Upstream:
         self.world.clock.after(delay_s, self._look)
 
     def credit(self, executor: Peer, total: int) -> None:
-        """An executor takes more."""
+        """Send what an executor takes more."""
         self._outputs.credit(executor, total)
         self._flush(executor)
         if not (self._looks_again or self._stopped):
             self._go_on()
 
     def seen(self) -> SourceSeen:
-        """What it did since the last time."""
+        """Returns what it did since the last call."""
         seconds, rows, share = self._meter.take(self.world.clock.now)
         routed = {
             host.name: cut - before
@@ -196,7 +191,7 @@ class Upstream:
         return self._outputs.blocked(self.name)
 
     def _send_due(self, now: float) -> bool:
-        """Send one lot; says whether there may be more."""
+        """Send one lot; returns whether there may be more."""
         if self.unlimited:
             keys = self._flows[0].keys.draw(self._message_rows * len(self._hosts))
             self._send(keys, now)
@@ -263,7 +258,7 @@ class _Meter:
         self._blocked_s = 0.0
 
     def note(self, blocked: bool, now: float) -> None:
-        """Whether it is blocked from now on."""
+        """Note whether it is blocked from now on."""
         if self.blocked:
             self._blocked_s += now - self._noted
             self.total_s += now - self._noted
