@@ -88,15 +88,15 @@ def test_equal_seeds_give_equal_runs_to_the_last_event(paradigm: Paradigm) -> No
         cluster = finished(replace(experiment, seed=seed), clock=SealedClock)
         assert isinstance(cluster.clock, SealedClock)
         seals.append((cluster.clock.seal, cluster.clock.events))
-        told = report(cluster).as_dict()
-        figures.append({k: v for k, v in told.items() if not k.startswith("wall") and k != "seed"})
+        found = report(cluster).as_dict()
+        figures.append({k: v for k, v in found.items() if not k.startswith("wall") and k != "seed"})
     assert seals[0] == seals[1] != seals[2]
     assert figures[0] == figures[1] != figures[2]
 
 
 def test_a_run_does_not_depend_on_how_python_hashes_strings() -> None:
     words = "sim --nodes 2 --cores 3 --executors 2 --upstreams 2 --seconds 1 --warmup 1 --omega 60"
-    told = [
+    outputs = [
         subprocess.run(
             [sys.executable, "-m", "elasticutor", *words.split(), "--rate", "4000", "--json"],
             capture_output=True,
@@ -107,7 +107,7 @@ def test_a_run_does_not_depend_on_how_python_hashes_strings() -> None:
         ).stdout
         for seed in ("1", "2")
     ]
-    assert _without_wall_time(told[0]) == _without_wall_time(told[1])
+    assert _without_wall_time(outputs[0]) == _without_wall_time(outputs[1])
 
 
 def _without_wall_time(text: str) -> list[str]:
@@ -198,7 +198,7 @@ def test_repartitioning_beats_static_and_takes_longer_to_synchronise_than_elasti
 
 @pytest.mark.parametrize("exponential", [False, True])
 def test_cores_are_busy_for_as_long_as_tuples_cost(exponential: bool) -> None:
-    # Nobody measures a static executor before the end.
+    # A static executor is not measured before the end.
     experiment = replace(SMALL, paradigm="static", rate=3000.0, exponential=exponential, zipf=0.0)
     cluster = finished(experiment)
     measured = [host.core.measure(cluster.clock.now) for host in cluster.hosts]
@@ -213,7 +213,7 @@ ONE_NODE = Machines(nodes=1, cores=2)
 CALM = replace(SMALL, rate=60.0, upstreams=1, zipf=0.0, seconds=10.0)
 FREE = Costs().times(0)
 MESSAGES_MS = {"source": 0.107, "main": 2 * 0.054, "task": 0.075, "sink": 0.036}
-"""What the messages of a tuple that meets nobody take: every process is asleep when they come."""
+"""What the messages of a lone tuple take: every process is asleep when they come."""
 
 
 def calm(machines: Machines) -> Report:

@@ -93,7 +93,7 @@ def test_tuples_of_one_birth_may_be_noted_together() -> None:
 
 
 def test_a_report_of_nothing_is_a_report() -> None:
-    """As when somebody interrupts a run that has hardly begun."""
+    """As when a run is interrupted that has hardly begun."""
     cluster = SimulatedCluster(Experiment(machines=Machines(nodes=2, cores=2), executors=2))
     figures = report(cluster).as_dict()
     assert figures["throughput"] == 0

@@ -35,7 +35,7 @@ Cores = Mapping[Peer, Mapping[NodeId, int]]
 
 
 class Scripted(Scheduler):
-    """Hands out one plan, at its first chance after a time, and remembers what it was told."""
+    """Makes one plan, at its first chance after a time, and remembers what was measured."""
 
     def __init__(self, at: float, cores: Cores) -> None:
         super().__init__(SchedulerConfig())
