@@ -87,8 +87,14 @@ class Report:
 
 
 _RENAMED = {"cpu_beyond_ms": "cpu_beyond_ms_per_tuple"}
-_DIGITS = dict.fromkeys(("ratio", "bound_ratio", "cpu_beyond_ms", "wall_s_per_simulated_s"), 4)
-_DIGITS["recoveries_s"] = 17
+_DIGITS = {
+    "ratio": 4,
+    "bound_ratio": 4,
+    "cpu_beyond_ms": 4,
+    "wall_s_per_simulated_s": 4,
+    "recoveries_s": None,
+}
+"""3 of all others; None: as they are."""
 
 
 def report(cluster: SimulatedCluster) -> Report:
@@ -191,11 +197,12 @@ def recoveries(
     return found
 
 
-def _plain(figure: Any, digits: int) -> Any:
+def _plain(figure: Any, digits: int | None) -> Any:
     """Returns a figure, or any number of them, as JSON has it."""
     match figure:
         case float():
-            return round(figure, digits) if math.isfinite(figure) else None
+            rounded = figure if digits is None else round(figure, digits)
+            return rounded if math.isfinite(figure) else None
         case Bin():
             return _plain(asdict(figure), digits)
         case dict():
