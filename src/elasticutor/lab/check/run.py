@@ -23,9 +23,10 @@ from elasticutor.lab.check.pipeline import ChainOperator, Expected, Row
 from elasticutor.lab.check.scenario import Scenario
 from elasticutor.lab.check.trace import Trace
 from elasticutor.lab.check.world.durable import Durable
-from elasticutor.lab.check.world.hosts import ExecutorHost, TaskHost, World
-from elasticutor.lab.check.world.kernel import Kernel
+from elasticutor.lab.check.world.hosts import ExecutorHost, World
 from elasticutor.lab.check.world.network import Address, Network
+from elasticutor.lab.check.world.task_host import TaskHost
+from elasticutor.lab.sim.clock import Clock
 
 _LONGEST_S = 60.0  # of virtual time; a healthy run takes one or two
 _MOST_CORES = 5
@@ -39,7 +40,7 @@ class CheckedRun(ABC):
     def __init__(self, scenario: Scenario, trace: Trace | None = None) -> None:
         self.scenario = scenario
         self.rng = random.Random(scenario.seed + 1_000_003)
-        self.kernel = Kernel()
+        self.kernel = Clock()
         network = Network(self.kernel, self.rng, self.delay_s)
         self.world = World(self.kernel, network, self.storage(), self)
         most = max(len(operator.downstream) for operator in scenario.operators)

@@ -15,7 +15,7 @@ from elasticutor.lab.check.world.sender import Sender
 
 
 class Feeder:
-    """One task, from its arrival to its end: it sends when it is admitted, and leaves when told."""
+    """Runs one task: it sends when it is admitted, and ends when it is ordered to."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Feeder:
         self._tell(ba.TaskArrived(task))
 
     def end(self) -> None:
-        """Let the task be gone."""
+        """End the task."""
         self.alive = False
         self.run.world.network.leave(self._address)
         if self._admitted is not None:
@@ -53,7 +53,7 @@ class Feeder:
                 del peers[name]
 
     def receive(self, sender: Address, message: Any) -> None:
-        """Take outputs, markers and credits in, and what the driver decides."""
+        """Handle outputs, markers and credits, and orders of the driver."""
         match message:
             case ba.Admit():
                 self._start(message)

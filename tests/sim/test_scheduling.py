@@ -12,10 +12,11 @@ from elasticutor.core.measure.measurements import TopologySeen
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.scheduler import CorePlan, Scheduler, SchedulerConfig
 from elasticutor.lab.sim.cluster import SimulatedCluster
-from elasticutor.lab.sim.experiment import Experiment, Surge
+from elasticutor.lab.sim.experiment import Experiment
 from elasticutor.lab.sim.model.machines import Machines
 from elasticutor.lab.sim.report import report
 from elasticutor.lab.sim.scheduling import SimulatedScheduling
+from elasticutor.lab.sim.surge import Surge
 
 N0, N1 = NodeId("n0"), NodeId("n1")
 E0, E1 = Peer("e0"), Peer("e1")
@@ -34,7 +35,7 @@ Cores = Mapping[Peer, Mapping[NodeId, int]]
 
 
 class Scripted(Scheduler):
-    """Hands out one plan, at its first chance after a time, and remembers what it was told."""
+    """Makes one plan, at its first chance after a time, and remembers what was measured."""
 
     def __init__(self, at: float, cores: Cores) -> None:
         super().__init__(SchedulerConfig())
@@ -56,10 +57,10 @@ class Scripted(Scheduler):
 def carried_out(cores: Cores, experiment: Experiment = TWO) -> tuple[SimulatedCluster, Scripted]:
     """A run in which these cores are planned after a second; soon no node is overdrawn."""
     cluster = SimulatedCluster(experiment)
-    assert cluster.allotment is not None
+    assert cluster.scheduling is not None
     scheduler = Scripted(1.1, cores)  # its next look is at 1.25, and ours at 1.3
     hosts = {host.name: (host, cluster.placements[host.name].cores) for host in cluster.hosts}
-    cluster.allotment = SimulatedScheduling(
+    cluster.scheduling = SimulatedScheduling(
         cluster.world, hosts, cluster.upstreams, scheduler, 0.05
     )
 
@@ -139,7 +140,7 @@ SURGE = replace(
 def test_a_surge_gets_its_cores_within_a_few_rounds_and_works_its_backlog_off() -> None:
     cluster = SimulatedCluster(SURGE)
     cluster.run()
-    surged = report(cluster).surged
+    surged = report(cluster).surge
     assert surged is not None
     assert surged.rounds is not None
     assert surged.rounds <= 6
