@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from elasticutor.errors import ElasticutorError
@@ -80,12 +79,7 @@ class Victim:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 
