@@ -144,9 +144,19 @@ def test_demo_runs_live_and_prints_figures_and_a_picture(tmp_path: Path) -> None
 def test_demo_compares_what_it_has_seen(capsys: pytest.CaptureFixture[str]) -> None:
     moved = {"sync_ms": 2.0, "migration_ms": 0.5}
     loads = {"clicks": (0.5,) * 6, "orders": (0.5, 0.5)}
-    moment = Frame(2.0, 1200.0, 5.0, 20.0, {"clicks": 6, "orders": 2}, loads, 1)
-    elastic = DemoStory("elastic", moments=[moment], moves=[moved], p50_ms=5.0, p99_ms=20.0)
-    static = DemoStory("static", moments=[moment], p50_ms=700.0, p99_ms=2000.0)
+    moment = Frame(
+        time_s=2.0,
+        rows_s=1200.0,
+        p50_ms=5.0,
+        p99_ms=20.0,
+        cores={"clicks": 6, "orders": 2},
+        loads=loads,
+        moves=1,
+    )
+    elastic = DemoStory(
+        paradigm="elastic", moments=[moment], moves=[moved], p50_ms=5.0, p99_ms=20.0
+    )
+    static = DemoStory(paradigm="static", moments=[moment], p50_ms=700.0, p99_ms=2000.0)
     demo_command._compare(elastic, static)
     printed = capsys.readouterr().out
     for word in ("20.0 ms", "2000.0 ms", "2.5 ms", "shards moved"):

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from elasticutor.driver.life.phases import RunError
 from elasticutor.lab.bench.structured.data import FILES, Files, write_files
-from elasticutor.lab.bench.structured.work import Burning
+from elasticutor.lab.bench.work import Burning
 from elasticutor.lab.spark.rivals import (
     RIVALS,
     file_stream,

@@ -144,7 +144,7 @@ def _compare(elastic: DemoStory, static: DemoStory) -> None:
     ):
         table.add_row(name, figure(elastic), figure(static))
     out.print(table)
-    out.print("Each shard waits for its own move only; nobody upstream was paused or told.")
+    out.print("Each shard waits for its own move only; nothing upstream was paused or notified.")
 
 
 def _absorbed(story: DemoStory) -> str:
