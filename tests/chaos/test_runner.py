@@ -71,6 +71,7 @@ def folders() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("elasticutor-chaos-*"))
 
 
+@pytest.mark.live
 def test_killed_again_and_again_a_run_counts_every_tuple_once_and_leaves_nothing() -> None:
     before = folders()
     setting = ChaosSetting(kills=6, driver_kills=1, seed=11, epoch_interval_s=0.2, keep=True)
@@ -90,6 +91,7 @@ def test_killed_again_and_again_a_run_counts_every_tuple_once_and_leaves_nothing
     assert folders() == before
 
 
+@pytest.mark.live
 def test_a_violation_is_counted_and_its_folder_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     before = folders()
     wrong = Verdict(10, 2, ["state: chain: key 3: nothing instead of (1, 2, 3, 4)"])
@@ -103,6 +105,7 @@ def test_a_violation_is_counted_and_its_folder_is_kept(monkeypatch: pytest.Monke
     subprocess.run(["/bin/rm", "-r", str(kept)], check=True)
 
 
+@pytest.mark.live
 def test_a_run_that_hangs_is_a_violation_that_says_so_and_leaves_nothing() -> None:
     before = folders()
     # No second epoch ever ends within the time that is given.
@@ -113,6 +116,7 @@ def test_a_run_that_hangs_is_a_violation_that_says_so_and_leaves_nothing() -> No
     assert folders() == before
 
 
+@pytest.mark.live
 def test_an_interrupted_run_leaves_neither_processes_nor_files() -> None:
     before = folders()
     with subprocess.Popen(
