@@ -27,8 +27,8 @@ UID = os.getuid()
 # Holds a place until its stdin ends; the place stays behind, as nobody removes it.
 _HOLD = """
 import sys
-from elasticutor.process.hosting.directories import Place
-place = Place.make("c", sys.argv[2], need_bytes=1, shm=sys.argv[1], tmp=sys.argv[1])
+from elasticutor.process.hosting.directories import NodeDirectories
+place = NodeDirectories.make("c", sys.argv[2], need_bytes=1, shm=sys.argv[1], tmp=sys.argv[1])
 print(place.owned[0], flush=True)
 sys.stdin.read()
 """

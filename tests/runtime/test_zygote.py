@@ -85,11 +85,11 @@ def deaf(payload, zygote):
 # A host as Spark has one: killed without a word. Prints the ids of all its processes.
 _HOST = """
 import os, sys, time
-from elasticutor.process.hosting.directories import Place
+from elasticutor.process.hosting.directories import NodeDirectories
 from elasticutor.process.hosting.zygote import Fork, Zygote
 
 base, hidden = sys.argv[1:]
-place = Place.make("c", "n", need_bytes=1, shm=base, tmp=base)
+place = NodeDirectories.make("c", "n", need_bytes=1, shm=base, tmp=base)
 zygote = Zygote.start(owned=place.owned, holding=place.locks)
 if hidden == "connection held by a fork" and os.fork() == 0:
     time.sleep(600)
