@@ -14,7 +14,7 @@ from elasticutor.spark.session import local_session
 
 DOOMS = [
     Doom("Spark executor", "send rows", 2),
-    Doom("worker", "send Done", 3),
+    Doom("worker", "send PartitionDone", 3),
     Doom("node", "send IncrementPersisted", 4),
     Doom("Spark executor", "durable", 5),
     Doom("task", "left", 6),
