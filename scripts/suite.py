@@ -45,7 +45,8 @@ class Part:
 
 
 CLAIMS = "not matrix"
-PURE, LIVE, SPARK = "not live and not spark", "live and not spark", "spark"
+PURE, LIVE, SPARK = "not live and not spark and not jvm", "live", "spark"
+PURE_THEN_JVM = "not live and not spark"
 HALF = ("tests/core", "tests/state", "src")
 PARTS = {
     "quick": (
@@ -55,12 +56,12 @@ PARTS = {
     "test": (
         Part("spark", f"{SPARK} and {CLAIMS}"),
         Part("live", f"{LIVE} and {CLAIMS}"),
-        Part("pure", f"{PURE} and {CLAIMS}"),
+        Part("rest", f"{PURE_THEN_JVM} and {CLAIMS}"),
     ),
     "matrix": (
         Part("spark", f"{SPARK} and matrix"),
         Part("live", f"{LIVE} and matrix"),
-        Part("pure", f"{PURE} and matrix"),
+        Part("rest", f"{PURE_THEN_JVM} and matrix"),
     ),
 }
 

@@ -23,10 +23,10 @@ CLUSTERS = {"cluster", "nodes", "processes", "shared_cluster"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs Spark, and what needs a cluster, by the fixtures that it asks for."""
+    """Mark what needs the shared Spark session, and what needs a cluster, by their fixtures."""
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
-        if "spark" in fixtures or "tests/spark/" in item.nodeid:
+        if "spark" in fixtures:
             item.add_marker("spark")
         elif fixtures & CLUSTERS:
             item.add_marker("live")

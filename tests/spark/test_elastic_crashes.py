@@ -45,7 +45,12 @@ def nodes(spark: SparkSession) -> Iterator[Cluster]:
 
 EARLY_AND_LATE = (
     *(("task", "take Chunk"), ("main", "take Tuples"), ("node", "send IncrementPersisted")),
-    *(("worker", "send PartitionDone"), ("node", "unwritten"), ("main", "durable"), ("task", "left")),
+    *(
+        ("worker", "send PartitionDone"),
+        ("node", "unwritten"),
+        ("main", "durable"),
+        ("task", "left"),
+    ),
     ("main", "in the sink"),
 )
 """Each process once while rows flow and once later, and each of the later points once."""

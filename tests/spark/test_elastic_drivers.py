@@ -14,6 +14,8 @@ from tests.spark.rig import Script, assert_gone
 from tests.spark.scripts.elastic_local_cluster import DOOMS
 from tests.spark.test_local_cluster import spark_home
 
+pytestmark = pytest.mark.jvm
+
 POINTS = {
     "CountTasks": "the batch before is committed by Spark, and nothing of this one has happened",
     "WriteManifest": "all is processed, and written but for the manifest",
