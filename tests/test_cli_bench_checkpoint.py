@@ -25,7 +25,6 @@ from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
 from elasticutor.lab.bench import live
-from elasticutor.lab.bench.checkpoint import overhead
 from elasticutor.lab.bench.checkpoint.dirty import Dirty, Written
 from elasticutor.lab.bench.checkpoint.overhead import (
     EndedEpoch,
@@ -40,7 +39,6 @@ from elasticutor.lab.bench.checkpoint.restore import Restore, Started, Steps, be
 from elasticutor.lab.bench.checkpoint.state import Store, Sweep, filled
 from elasticutor.lab.bench.live import BenchError, Machine
 from elasticutor.lab.cli.bench import checkpoint as bench_checkpoint
-from elasticutor.topology import Topology
 
 PATIENCE_S = 60.0
 QUICK = ("--interval", "0.2", "--seconds", "0.8", "--warm-up", "0.3", "--pairs", "1")
@@ -108,7 +106,7 @@ def measure_until_an_epoch_ends(patch: pytest.MonkeyPatch) -> None:
     kept: set[str] = set()
     submit, watch = ProcessCluster.submit, live.watch
 
-    def submitted(cluster: ProcessCluster, topology: Topology, **options: Any) -> Run:
+    def submitted(cluster: ProcessCluster, topology: Any, **options: Any) -> Run:
         run = submit(cluster, topology, **options)
         if options.get("checkpoint"):
             kept.add(run.id)
@@ -123,7 +121,7 @@ def measure_until_an_epoch_ends(patch: pytest.MonkeyPatch) -> None:
         return behind_s
 
     patch.setattr(ProcessCluster, "submit", submitted)
-    patch.setattr(overhead, "watch", watched)
+    patch.setattr("elasticutor.lab.bench.checkpoint.overhead.watch", watched)
 
 
 @pytest.fixture(scope="module")

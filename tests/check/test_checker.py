@@ -152,9 +152,11 @@ MOST_SEEDS = {mutant.name: 150 if mutant in FENCING else 300 for mutant in ALL}
 @pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
 def test_a_planted_bug_is_found_by_its_stored_seed(mutant: Mutant) -> None:
     # Seeds are independent of each other: a search from 0 would find it there at the latest.
-    assert mutant.seed is not None, f"{mutant.name} has no seed yet: run `make seeds`"
-    assert mutant.seed < MOST_SEEDS[mutant.name]
-    assert mutant.found_by(mutant.seed), "the protocol has changed: run `make seeds`"
+    most, seed = MOST_SEEDS[mutant.name], mutant.seed
+    if seed is None:  # a new one: slow until `make seeds` has stored its seed
+        seed = (mutant.found_after(most) or most + 1) - 1
+    assert seed < most
+    assert mutant.found_by(seed), "the protocol or the checker has changed: run `make seeds`"
 
 
 def test_every_stored_seed_has_its_planted_bug() -> None:
