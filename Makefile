@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test quick check format picture clean
+.PHONY: help demo test quick matrix seeds check format picture clean
 
 help: ## print this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,18 +13,24 @@ help: ## print this list
 demo: $(STAMP) ## cores that go where the load is, live on a local Spark, in about a minute
 	@$(BIN)/elasticutor demo
 
-test: $(STAMP) ## all tests and doctests
-	@$(BIN)/python -m pytest
+test: $(STAMP) ## every claim once: tests and doctests, XXX minutes on 2 cores
+	@$(BIN)/python scripts/suite.py test
 
-quick: $(STAMP) ## the tests that need neither Spark nor processes: a minute or two
-	@$(BIN)/python -m pytest --quiet tests/core tests/sim tests/state tests/transport tests/process src/elasticutor/core
+quick: $(STAMP) ## the tests that need neither Spark nor a cluster's processes: XXX seconds
+	@$(BIN)/python scripts/suite.py quick
 
-check: $(STAMP) ## ruff, mypy --strict, codespell (doctests run with `make test` too)
+matrix: $(STAMP) ## the exhaustive rest: every kill point, every seed, every planted bug
+	@$(BIN)/python scripts/suite.py matrix
+	@$(BIN)/elasticutor check --seeds 2000
+
+seeds: $(STAMP) ## search for the seed by which each planted bug is found, and store it
+	@$(BIN)/python scripts/store_seeds.py
+
+check: $(STAMP) ## ruff, mypy --strict, codespell
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/codespell
-	@$(BIN)/python -m pytest --quiet --durations=0 src
 
 format: $(STAMP) ## let ruff put everything into shape
 	@$(BIN)/ruff check --fix .

@@ -120,6 +120,7 @@ def test_bench_core_prints_figures_as_json() -> None:
     assert figures["shards"] == 16
 
 
+@pytest.mark.jvm
 def test_demo_runs_live_and_prints_figures_and_a_picture(tmp_path: Path) -> None:
     picture = tmp_path / "hot.svg"
     words = ["demo", "--seconds", "2", "--json", "--plot", str(picture)]

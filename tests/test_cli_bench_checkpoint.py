@@ -7,6 +7,7 @@ but without Spark, which takes longer to start than all of this to run.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -31,6 +32,7 @@ from elasticutor.lab.bench.checkpoint.restore import RestoreFigures, Started, St
 from elasticutor.lab.bench.checkpoint.state import Store, Sweep, filled
 from elasticutor.lab.bench.live import BadOptionError, Bench, BenchError, scratch
 
+PATIENCE_S = 60.0
 QUICK = ("--interval", "0.2", "--seconds", "0.8", "--warm-up", "0.3", "--pairs", "1")
 SMALL = (*QUICK, "--keys", "500", "--cores", "1", "--state-keys", "2000")
 
@@ -91,12 +93,36 @@ def test_what_cannot_be_is_refused_by_name_before_anything_starts(words: tuple[s
     assert words[0] in result.stderr
 
 
+def measure_until_an_epoch_ends(patch: pytest.MonkeyPatch) -> None:
+    """Let a measurement last until an epoch is committed in it, however busy the machine is."""
+    kept: set[str] = set()
+    submit, watch = ProcessCluster.submit, live.watch
+
+    def submitted(cluster: ProcessCluster, topology: Any, **options: Any) -> Run:
+        run = submit(cluster, topology, **options)
+        if options.get("checkpoint"):
+            kept.add(run.id)
+        return run
+
+    def watched(run: Run, seconds: float) -> float:
+        before, until = len(run.events("epoch committed")), time.monotonic() + PATIENCE_S
+        behind_s = watch(run, seconds)
+        while run.id in kept and len(run.events("epoch committed")) == before:
+            assert time.monotonic() < until, "no epoch was committed"
+            behind_s = max(behind_s, watch(run, 0.05))
+        return behind_s
+
+    patch.setattr(ProcessCluster, "submit", submitted)
+    patch.setattr("elasticutor.lab.bench.checkpoint.overhead.watch", watched)
+
+
 @pytest.fixture(scope="module")
 def all_parts(processes: BaseCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Everything measured once, in a folder in which nothing is left."""
     folder = tmp_path_factory.mktemp("checkpoints")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live, "spark_cluster", on(processes))
+        measure_until_an_epoch_ends(patch)
         result = bench(
             "--part",
             "all",

@@ -71,15 +71,28 @@ def folders() -> set[Path]:
     return set(Path(tempfile.gettempdir()).glob("elasticutor-chaos-*"))
 
 
-def test_killed_again_and_again_a_run_counts_every_tuple_once_and_leaves_nothing() -> None:
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("kills", "driver_kills", "seed"),
+    [
+        (6, 1, 11),
+        pytest.param(25, 2, 12, marks=pytest.mark.matrix),
+        pytest.param(25, 2, 13, marks=pytest.mark.matrix),
+    ],
+)
+def test_killed_again_and_again_a_run_counts_every_tuple_once_and_leaves_nothing(
+    kills: int, driver_kills: int, seed: int
+) -> None:
     before = folders()
-    setting = ChaosSetting(kills=6, driver_kills=1, seed=11, epoch_interval_s=0.2, keep=True)
+    setting = ChaosSetting(
+        kills=kills, driver_kills=driver_kills, seed=seed, epoch_interval_s=0.2, keep=True
+    )
     seen: list[int] = []
     result = run_chaos(setting, lambda result: seen.append(result.kills))
     assert result.violated == []
-    assert result.kills >= 6
-    assert result.driver_kills == 1
-    assert len(result.recoveries_s) + result.unnoticed >= 6
+    assert result.kills >= kills
+    assert result.driver_kills == driver_kills
+    assert len(result.recoveries_s) + result.unnoticed >= kills
     assert min(result.recoveries_s) > 0
     assert len(result.driver_recoveries_s) == result.driver_kills
     assert result.rows > 0
@@ -90,6 +103,7 @@ def test_killed_again_and_again_a_run_counts_every_tuple_once_and_leaves_nothing
     assert folders() == before
 
 
+@pytest.mark.live
 def test_a_violation_is_counted_and_its_folder_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     before = folders()
     wrong = Verdict(10, 2, ["state: chain: key 3: nothing instead of (1, 2, 3, 4)"])
@@ -103,6 +117,7 @@ def test_a_violation_is_counted_and_its_folder_is_kept(monkeypatch: pytest.Monke
     subprocess.run(["/bin/rm", "-r", str(kept)], check=True)
 
 
+@pytest.mark.live
 def test_a_run_that_hangs_is_a_violation_that_says_so_and_leaves_nothing() -> None:
     before = folders()
     # No second epoch ever ends within the time that is given.
@@ -113,6 +128,7 @@ def test_a_run_that_hangs_is_a_violation_that_says_so_and_leaves_nothing() -> No
     assert folders() == before
 
 
+@pytest.mark.live
 def test_an_interrupted_run_leaves_neither_processes_nor_files() -> None:
     before = folders()
     with subprocess.Popen(

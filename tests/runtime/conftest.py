@@ -1,8 +1,9 @@
-"""A cluster that many tests use one after the other, because starting one takes seconds."""
+"""Clusters that many tests use one after the other, because starting one takes seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from tests.runtime.live import processes_of, started, wait_until
@@ -10,7 +11,7 @@ from tests.runtime.live import processes_of, started, wait_until
 from elasticutor.driver.process_cluster import ProcessCluster
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[ProcessCluster]:
     """Two nodes of two cores; nothing of it is left at the end."""
     with started(nodes=2, cores=2) as cluster:
@@ -21,11 +22,38 @@ def shared_cluster() -> Iterator[ProcessCluster]:
 def cluster(shared_cluster: ProcessCluster) -> Iterator[ProcessCluster]:
     """The same cluster; no process and no core of the test's runs may be left behind."""
     before = processes_of(shared_cluster)
-    earlier = {run.id for run in shared_cluster.runs}
     free = shared_cluster.free_cores
-    yield shared_cluster
-    for run in shared_cluster.runs:
-        if run.id not in earlier:
-            run.cancel()
+    with runs_cancelled(shared_cluster):
+        yield shared_cluster
     wait_until(lambda: processes_of(shared_cluster) <= before, "the end of the test's processes")
     assert shared_cluster.free_cores == free
+
+
+@pytest.fixture(scope="session")
+def shared_nodes() -> Iterator[ProcessCluster]:
+    """Two nodes of three cores, which tests may kill; nothing of them is left at the end."""
+    with started(nodes=2, cores=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def nodes(shared_nodes: ProcessCluster) -> Iterator[ProcessCluster]:
+    """The same nodes: after a test, others are in the places of those that it has killed.
+
+    As many processes as before may be left behind, and all cores have to be free.
+    """
+    before = len(processes_of(shared_nodes))
+    with runs_cancelled(shared_nodes):
+        yield shared_nodes
+    wait_until(lambda: sorted(shared_nodes.free_cores.values()) == [3, 3], "two nodes, all free")
+    wait_until(lambda: len(processes_of(shared_nodes)) == before, "the end of the test's processes")
+
+
+@contextmanager
+def runs_cancelled(cluster: ProcessCluster) -> Iterator[None]:
+    """Cancel the runs that a test has left."""
+    earlier = {run.id for run in cluster.runs}
+    yield
+    for run in cluster.runs:
+        if run.id not in earlier:
+            run.cancel()

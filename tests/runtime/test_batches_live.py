@@ -32,6 +32,8 @@ from elasticutor.schemas import to_arrow
 from elasticutor.state.checkpoint import MismatchError
 from elasticutor.topology import pickled
 
+pytestmark = pytest.mark.live
+
 INPUT = pa.schema({"key": pa.int64(), "time": pa.int64()})
 _frames = count()
 _tasks = count(1)

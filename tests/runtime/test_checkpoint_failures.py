@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,7 @@ from elasticutor.state.checkpoint import (
 )
 from elasticutor.topology import Topology
 
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[ProcessCluster]:
-    with started(nodes=2, cores=3) as cluster:
-        yield cluster
+pytestmark = pytest.mark.live
 
 
 def goes_on_to_the_fold(cluster: ProcessCluster, folder: Path) -> None:

@@ -19,6 +19,8 @@ from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology
 
+pytestmark = pytest.mark.live
+
 KEYS = np.array([1, 2, 1, 1, 2, 3])
 TIMES = np.array([0, 10, 20, 30, 40, 50])
 EXPECTED = {0: ChainLinks.of_source(KEYS, TIMES)}
@@ -67,11 +69,12 @@ def test_a_state_that_is_wrong_missing_or_of_nobody_is_found() -> None:
 
 
 def test_nothing_is_lost_doubled_or_swapped_while_shards_move_and_cores_change() -> None:
+    before = _children()
     seen: dict[int, psutil.Process] = {}
 
     def look(elapsed: float) -> None:
         if not seen or elapsed > 2.5:
-            seen.update({child.pid: child for child in _children()})
+            seen.update({child.pid: child for child in _children() - before})
 
     with ProcessCluster(nodes=2, cores=4, schedule_s=0) as cluster:
         bench = ConsistencyBench(seconds=3.0, rate=6_000, keys=1_000, omega=120)
@@ -96,6 +99,7 @@ class Leaves(Operator):
 
 
 def test_a_task_that_ends_without_being_told_to_is_lost_even_if_it_says_that_all_is_well() -> None:
+    before = _children()
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     try:
         topology = Topology("leaving")
@@ -105,18 +109,18 @@ def test_a_task_that_ends_without_being_told_to_is_lost_even_if_it_says_that_all
         with ProcessCluster(nodes=1, cores=1, schedule_s=0) as cluster:
             children = _children()
             run = cluster.submit(topology)
-            children += _children()
+            children |= _children()
             with pytest.raises(RunError, match="task 0 was lost"):
                 run.wait(20)
     finally:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(children - before, timeout=10)[1] == []
 
 
-def _children() -> list[psutil.Process]:
+def _children() -> set[psutil.Process]:
     """All processes below this one but Python's own, which outlives every cluster."""
     children = psutil.Process().children(recursive=True)
-    return [child for child in children if not _is_resource_tracker(child)]
+    return {child for child in children if not _is_resource_tracker(child)}
 
 
 def _is_resource_tracker(process: psutil.Process) -> bool:

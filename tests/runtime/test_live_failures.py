@@ -43,6 +43,8 @@ from elasticutor.sinks import CallableSink, MemorySink, Sink, SinkError, Writer
 from elasticutor.sources import Generator, Reader, Source
 from elasticutor.topology import Topology
 
+pytestmark = pytest.mark.live
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 FLOWING = Generator(rate=1_000, keys=40, payload=0, seed=2)

@@ -24,6 +24,8 @@ from elasticutor.sinks import CallableSink, MemorySink
 from elasticutor.sources import Generator, HotKey
 from elasticutor.topology import Topology
 
+pytestmark = pytest.mark.live
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 SHARDS = 8

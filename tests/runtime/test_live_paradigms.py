@@ -19,6 +19,8 @@ from elasticutor.sinks import MemorySink, NoSink
 from elasticutor.sources import Generator, IterableSource
 from elasticutor.topology import Topology
 
+pytestmark = pytest.mark.live
+
 ROWS = 20_000
 
 

@@ -32,6 +32,8 @@ from elasticutor.sinks import MemorySink
 from elasticutor.sources import Generator, IterableSource
 from elasticutor.topology import Topology
 
+pytestmark = pytest.mark.live
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ROWS = 6_000

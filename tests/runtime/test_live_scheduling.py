@@ -16,6 +16,8 @@ from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology
 
+pytestmark = pytest.mark.live
+
 
 @pytest.fixture(scope="module")
 def scheduled_cluster() -> Iterator[ProcessCluster]:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from tests.runtime.live import (
     folded,
     pid_of,
     pid_of_node,
-    started,
     wait_until,
 )
 
@@ -40,6 +39,8 @@ from elasticutor.state.checkpoint import Checkpoint
 from elasticutor.topology import Topology
 from elasticutor.transport import messages as say
 
+pytestmark = pytest.mark.live
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 ROWS = 6_000
@@ -48,13 +49,6 @@ ENDLESS = replace(ROUND, rate=2_000, rows=None)
 """For what is done to a run in the middle: it cannot be over before that."""
 EPOCH_S = 0.15
 MAIN = Peer("chain.0")
-
-
-@pytest.fixture
-def nodes() -> Iterator[ProcessCluster]:
-    """Two nodes of its own: some of them are killed."""
-    with started(nodes=2, cores=3) as cluster:
-        yield cluster
 
 
 def chained(
@@ -106,7 +100,7 @@ def task_of(cluster: ProcessCluster, run: Run) -> int:
 VICTIMS: dict[str, Callable[[ProcessCluster, Run], int]] = {
     "task": task_of,
     "main process": lambda cluster, run: pid_of(run, "chain.1"),
-    "node": lambda cluster, run: pid_of_node(cluster, "n1"),
+    "node": lambda cluster, run: pid_of_node(cluster, max(cluster.nodes)),
     "source": lambda cluster, run: pid_of(run, "rows.0"),
     "sink": lambda cluster, run: pid_of(run, "out"),
     "host of sources and sinks": lambda cluster, run: int(cluster._hosts[-1].pid or 0),
@@ -183,12 +177,20 @@ def stir(run: Run) -> None:
                 run.move("chain", 0, shard, tasks[(shard + step) % len(tasks)])
 
 
-@pytest.mark.parametrize("who", POINTS)
-def test_a_run_goes_on_when_somebody_dies_at_a_named_point(
-    nodes: ProcessCluster, tmp_path: Path, who: str
+ONE_OF_EACH = (
+    *(("task", "send LabelReached"), ("main", "take StateArrived"), ("node", "take Slice")),
+    *(("source", "send ParticipantPrepared"), ("sink", "take CommitEpoch")),
+    *(("task", "take ResetTask"), ("node", "take CommitStore"), ("main", "send ReportPrepared")),
+)
+"""Each kind of process in a move or at the end of an epoch, and one when an attempt begins."""
+
+
+def require_that_it_goes_on(
+    nodes: ProcessCluster, folder: Path, deaths: Sequence[tuple[str, str]]
 ) -> None:
-    run = submitted(nodes, tmp_path, chained(source=ENDLESS, executors=1))
-    for point in POINTS[who]:
+    """Let processes of a run die one after the other; at its end every tuple has counted once."""
+    run = submitted(nodes, folder, chained(source=ENDLESS, executors=1))
+    for who, point in deaths:
         epochs, lost = committed(run), len(run.events("lost"))
         wait_until(lambda: committed(run) > epochs and run.phase == "running", "an epoch")  # noqa: B023
         doom(nodes, run, who, point)
@@ -203,6 +205,20 @@ def test_a_run_goes_on_when_somebody_dies_at_a_named_point(
         wait_until(died, f"{who} to die when about to {point}", timeout_s=20.0)
     require_fold_of_what_came(run)
     run.stop()
+
+
+def test_a_run_goes_on_when_a_process_of_each_kind_dies_at_a_named_point(
+    nodes: ProcessCluster, tmp_path: Path
+) -> None:
+    require_that_it_goes_on(nodes, tmp_path, ONE_OF_EACH)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("who", POINTS)
+def test_a_run_goes_on_when_a_process_dies_at_any_named_point(
+    nodes: ProcessCluster, tmp_path: Path, who: str
+) -> None:
+    require_that_it_goes_on(nodes, tmp_path, [(who, point) for point in POINTS[who]])
 
 
 # Started again
@@ -340,10 +356,12 @@ def test_when_all_nodes_are_lost_at_once_others_take_their_places(
 ) -> None:
     run = submitted(nodes, tmp_path, chained(source=ENDLESS))
     wait_until(lambda: committed(run) >= 2, "two epochs")
+    before = set(nodes.nodes)
     kill(int(nodes._hosts[0].pid or 0))
     wait_until(lambda: run.events("recovered"), "another attempt")
     require_fold_of_what_came(run)
     wait_until(lambda: sorted(nodes.nodes) == ["n0g1", "n1g1"], "both nodes")
+    assert not before & set(nodes.nodes)
     run.stop()
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.runtime.live import PATIENCE_S, pid_of, started, wait_until
+from tests.runtime.live import PATIENCE_S, pid_of, wait_until
 from tests.runtime.test_recovery import (
     ENDLESS,
     chained,
@@ -22,13 +21,9 @@ from elasticutor.driver.life.phases import RunError
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
 
+pytestmark = pytest.mark.live
+
 SOON_S = 1.5
-
-
-@pytest.fixture
-def nodes() -> Iterator[ProcessCluster]:
-    with started(nodes=2, cores=3) as cluster:
-        yield cluster
 
 
 def submitted(cluster: ProcessCluster, folder: Path, **options: int) -> Run:

@@ -21,6 +21,8 @@ from elasticutor.process.hosting.directories import NodeDirectories, remove_stal
 from elasticutor.process.hosting.zygote import Ended, Fork, Forked, Zygote, ZygoteError
 from elasticutor.process.hosting.zygote_server import GC_THRESHOLDS
 
+pytestmark = pytest.mark.live
+
 PATIENCE_S = 30.0
 
 # What the processes of these tests do.

@@ -100,7 +100,7 @@ def of_clusters(pid: int | None = None) -> list[psutil.Process]:
 
 def directories(cluster: str) -> list[str]:
     """What there is of the directories of a cluster's nodes."""
-    bases = {SHARED_MEMORY, tempfile.gettempdir(), "/tmp"}  # noqa: S108 - where a Place may be
+    bases = {SHARED_MEMORY, tempfile.gettempdir(), "/tmp"}  # noqa: S108 - where NodeDirectories may be
     pattern = f"elasticutor-{os.getuid()}-{cluster}-*"
     return sorted(str(path) for base in bases for path in Path(base).glob(pattern))
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.jvm
+
 pytest.importorskip("pyspark")
 
 MARK = "ELASTICUTOR_TEST"

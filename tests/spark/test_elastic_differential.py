@@ -50,6 +50,8 @@ KEYS: dict[str, tuple[Key, Callable[[Row], tuple[Any, ...]]]] = {
 }
 NONE = object()
 """No state at all."""
+SEED = 1
+"""Of the journey of each operator in `make test`; `make matrix` draws others."""
 
 
 # Operators, and what each of them comes to for the rows of one key -------------------------------
@@ -291,9 +293,42 @@ def nodes(spark: SparkSession) -> Iterator[Cluster]:
     remove_journals(cluster.id)
 
 
+def require_fold(
+    spark: SparkSession, nodes: Cluster, folder: Path, operator: type[Made], seed: int
+) -> None:
+    """Let a stream travel with restarts, and compare it with a fold over all of its rows."""
+    journey = journey_of(random.Random(f"{operator.__name__} {seed}"))
+    key, key_of = KEYS[journey.key]
+    stream = Stream(spark, nodes, folder)
+    for leg in journey.legs:
+        stream.travel(operator(), key, leg)
+    outputs, state = folded(operator, key_of, journey.rows())
+    assert stream.outputs() == outputs
+    assert stream.state() == state
+
+
+def test_the_journeys_of_the_seed_have_every_key_and_shape() -> None:
+    journeys = [journey_of(random.Random(f"{made.__name__} {SEED}")) for made in OPERATORS]
+    legs = [leg for journey in journeys for leg in journey.legs]
+    assert {journey.key for journey in journeys} == set(KEYS)
+    assert {leg.executors for leg in legs} == {1, 2, 3}
+    assert {leg.shards for leg in legs} == {1, 3, 16}
+    assert {leg.partitions for leg in legs} == {0, 1, 2, 3}
+    assert sum(leg.cut for leg in legs) >= 3
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
+def test_a_stream_with_restarts_comes_to_what_all_rows_at_once_come_to(
+    spark: SparkSession, nodes: Cluster, tmp_path: Path, operator: type[Made]
+) -> None:
+    require_fold(spark, nodes, tmp_path, operator, SEED)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.__name__)
 @settings(
-    max_examples=2,
+    max_examples=3,
     derandomize=True,
     database=None,
     deadline=None,
@@ -301,18 +336,11 @@ def nodes(spark: SparkSession) -> Iterator[Cluster]:
     suppress_health_check=list(HealthCheck),
 )
 @given(seed=st.integers(0, 2**32 - 1))
-def test_a_stream_with_restarts_comes_to_what_all_rows_at_once_come_to(
+def test_any_stream_with_restarts_comes_to_what_all_rows_at_once_come_to(
     spark: SparkSession,
     nodes: Cluster,
     tmp_path_factory: pytest.TempPathFactory,
     operator: type[Made],
     seed: int,
 ) -> None:
-    journey = journey_of(random.Random(f"{operator.__name__} {seed}"))
-    key, key_of = KEYS[journey.key]
-    stream = Stream(spark, nodes, tmp_path_factory.mktemp("stream"))
-    for leg in journey.legs:
-        stream.travel(operator(), key, leg)
-    outputs, state = folded(operator, key_of, journey.rows())
-    assert stream.outputs() == outputs
-    assert stream.state() == state
+    require_fold(spark, nodes, tmp_path_factory.mktemp("stream"), operator, seed)

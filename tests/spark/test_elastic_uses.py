@@ -447,6 +447,7 @@ def test_outputs_of_a_batch_frame_that_are_lost_are_made_again(spark: SparkSessi
     require_tally(seen, given())
 
 
+@pytest.mark.jvm
 def test_tasks_that_spark_tries_again_are_refused_and_their_rows_count_once(
     tmp_path: Path,
 ) -> None:

@@ -10,6 +10,8 @@ import pyspark
 import pytest
 from tests.spark.rig import Script, assert_gone
 
+pytestmark = pytest.mark.jvm
+
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Script]:

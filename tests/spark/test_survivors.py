@@ -88,6 +88,7 @@ def test_a_run_whose_sources_are_cancelled_by_spark_fails_and_its_cluster_goes_o
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.jvm
 def test_nothing_survives_a_driver_that_is_interrupted_or_killed(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -111,6 +112,7 @@ def contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Script]:
         assert script.ended() == 0, script.said()
 
 
+@pytest.mark.jvm
 def test_a_local_master_with_one_slot_is_refused(contexts: Script) -> None:
     told = contexts.told("one_slot")
     assert told["kind"] == "BadValueError"
@@ -118,12 +120,14 @@ def test_a_local_master_with_one_slot_is_refused(contexts: Script) -> None:
     assert "use local[2] or more" in told["text"]
 
 
+@pytest.mark.jvm
 def test_a_stopped_context_is_refused(contexts: Script) -> None:
     told = contexts.told("stopped")
     assert told["kind"] == "ClusterError"
     assert "make a new SparkSession" in told["text"]
 
 
+@pytest.mark.jvm
 def test_executors_without_the_package_are_refused_with_what_to_do_about_it(
     contexts: Script,
 ) -> None:
@@ -134,6 +138,7 @@ def test_executors_without_the_package_are_refused_with_what_to_do_about_it(
     assert told["left"] == 0
 
 
+@pytest.mark.jvm
 def test_a_run_whose_context_is_stopped_fails_and_says_so_and_nothing_survives(
     contexts: Script,
 ) -> None:

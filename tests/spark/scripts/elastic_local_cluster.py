@@ -1,7 +1,8 @@
-"""Two Spark executors, each a JVM of its own: who is doomed dies there, and the query goes on."""
+"""Two Spark executors, each a JVM of its own: processes die there, and the query goes on."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from elasticutor.spark.session import local_session
 
 DOOMS = [
     Doom("Spark executor", "send rows", 2),
-    Doom("worker", "send Done", 3),
+    Doom("worker", "send PartitionDone", 3),
     Doom("node", "send IncrementPersisted", 4),
     Doom("Spark executor", "durable", 5),
     Doom("task", "left", 6),
@@ -24,11 +25,12 @@ def main(told: Path) -> None:
     spark = local_session("local-cluster[2,2,1024]")
     cluster = session_cluster(spark)
     tell(told, "cluster", cluster.id)
-    counting = Counting(spark, told, batches=7)
+    dooms = [DOOMS[int(number)] for number in os.environ["DOOMS"].split()]
+    counting = Counting(spark, told, batches=len(dooms) + 2)
     counting.write_input()
-    reaper = Reaper(counting, DOOMS)
+    reaper = Reaper(counting, dooms)
     with reaper.at_work():
-        tell(told, "ends", counting.to_the_end(most=4 * len(DOOMS)))
+        tell(told, "ends", counting.to_the_end(most=4 * len(dooms)))
     tell(told, "met", [f"{doom.who}: {doom.point}" for doom in reaper.met])
     tell(told, "mistakes", counting.mistakes())
     cluster.stop()

@@ -6,9 +6,12 @@ that lets one of them through for hundreds of seeds is not worth its green light
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -39,6 +42,16 @@ from elasticutor.lab.check.runner import run_seeds
 from elasticutor.state.cache import _ABSENT, StateCache
 from elasticutor.state.levels import Levels, Record
 
+SEEDS = Path(__file__).with_name("mutant_seeds.json")
+"""By mutant the first seed that finds it; `scripts/store_seeds.py` searches and writes them."""
+
+
+@cache
+def stored_seeds() -> dict[str, int]:
+    """Return the killing seed of each mutant that has one stored."""
+    seeds: dict[str, int] = json.loads(SEEDS.read_text(encoding="utf-8"))
+    return seeds
+
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
@@ -47,6 +60,15 @@ class Mutant:
     name: str
     injected: Callable[[], AbstractContextManager[Any]]
     """Have the bug for a while."""
+
+    @property
+    def seed(self) -> int | None:
+        """The stored seed that finds it; None before one is stored."""
+        return stored_seeds().get(self.name)
+
+    def found_by(self, seed: int) -> bool:
+        """Replay one seed with the bug in place, and say whether the checker finds it."""
+        return self.found_after(1, first=seed) is not None
 
     def found_after(self, most: int, first: int = 0) -> int | None:
         """After how many seeds the checker finds it; None if it does not."""

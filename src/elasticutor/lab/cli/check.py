@@ -124,7 +124,8 @@ def _check_mutants(as_json: bool) -> None:
             found[mutant.name] = mutant.found_after(_MUTANT_SEEDS)
             progress.advance(bar)
     if as_json:
-        print_json({"most_seeds": _MUTANT_SEEDS, "found_after": found})
+        seeds = {name: None if after is None else after - 1 for name, after in found.items()}
+        print_json({"most_seeds": _MUTANT_SEEDS, "found_after": found, "seeds": seeds})
     else:
         table = Table("bug put in", "found after seeds", title="the checker checked")
         table.columns[1].justify = "right"
