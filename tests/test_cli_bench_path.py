@@ -16,7 +16,8 @@ from elasticutor.lab.bench import live, path
 from elasticutor.lab.bench.figures import Spread
 from elasticutor.lab.bench.live import BenchError, Machine
 from elasticutor.lab.bench.path import PathBench, hops_of, processes, read_notes
-from elasticutor.transport.mailbox import TRACE
+from elasticutor.lab.bench.tracing import TRACE
+from elasticutor.transport.mailbox import FACTORY
 
 BIRTH = 1_000_000_000
 """A tuple that was due at second 1000."""
@@ -112,17 +113,20 @@ def test_the_command_prints_cpu_time_by_role_and_the_hops(
 
     def bench(cluster: Any, folder: Path, **options: Any) -> PathBench:
         assert os.environ[TRACE] == str(folder)
+        assert FACTORY in os.environ
         told.append(str(folder))
         one = Spread(0.25, 0.2, 0.3)
         return PathBench(one, {"main": one}, hops, one, sampled, 1200.0, 1.0, 0.6, 2, Machine())
 
     monkeypatch.delenv(TRACE, raising=False)
+    monkeypatch.delenv(FACTORY, raising=False)
     monkeypatch.setattr(live, "spark_cluster", lambda *a, **k: nullcontext())
     monkeypatch.setattr(path, "bench_path", bench)
     result = CliRunner().invoke(app, ["bench", "path", *(["--json"] if as_json else [])])
     assert result.exit_code == 0, result.output
     assert told
     assert TRACE not in os.environ
+    assert FACTORY not in os.environ
     if as_json:
         figures = json.loads(result.stdout)
         assert figures["cpu_beyond_ms_per_tuple"] == 0.25

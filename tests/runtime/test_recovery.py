@@ -33,12 +33,13 @@ from elasticutor.driver.life.phases import RunError
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError, LastCoreError
+from elasticutor.lab.chaos.doom import MAILBOX, DieAt
 from elasticutor.operator import Operator, OperatorError, State
 from elasticutor.sinks import Sink, Writer
 from elasticutor.sources import Generator, Source
 from elasticutor.state.checkpoint import Checkpoint
 from elasticutor.topology import Topology
-from elasticutor.transport import messages as say
+from elasticutor.transport.mailbox import FACTORY
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -51,8 +52,9 @@ MAIN = Peer("chain.0")
 
 
 @pytest.fixture
-def nodes() -> Iterator[ProcessCluster]:
-    """Two nodes of its own: some of them are killed."""
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessCluster]:
+    """Two nodes of its own: some of them are killed, at named points too."""
+    monkeypatch.setenv(FACTORY, MAILBOX)
     with started(nodes=2, cores=3) as cluster:
         yield cluster
 
@@ -156,7 +158,7 @@ def doom(cluster: ProcessCluster, run: Run, who: str, point: str) -> None:
     """Let somebody die at a named point."""
     supervisor, hub = run._supervisor, cluster._hub
     verb, _, kind = point.partition(" ")
-    order = say.DieAt(verb == "send", kind)
+    order = DieAt(verb == "send", kind)
     match who:
         case "task":
             # A task that is only starting has no mailbox yet, and the order would be dropped.

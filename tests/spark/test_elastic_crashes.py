@@ -27,7 +27,7 @@ POINTS = {
         *("take CommitStore", "take PersistIncrement", "send IncrementPersisted"),
         *("unwritten", "durable", "left", "in the sink"),
     ],
-    "worker": ["take Admitted", "send Done", "take Left"],
+    "worker": ["take Admitted", "send PartitionDone", "take Left"],
 }
 """In the order of an epoch. A batch begins when the one before it is committed by Spark."""
 

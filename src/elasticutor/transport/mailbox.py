@@ -5,22 +5,21 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
+import pkgutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from elasticutor.errors import ProtocolError, UnknownPeerError
 from elasticutor.process.specs import Site
 from elasticutor.transport.channels import Endpoint, Links, Outbox
 from elasticutor.transport.codec import Frames, WireError, decode, encode
-from elasticutor.transport.messages import DieAt
 
 log = logging.getLogger(__name__)
 
 DRIVER = "driver"
-TRACE = "ELASTICUTOR_TRACE"
-"""The variable of the environment that says where traced runs take notes (`transport.tracing`)."""
+FACTORY = "ELASTICUTOR_MAILBOX"
+"""The environment variable that names another maker of mailboxes, as `module:name`."""
 _COMPLAIN_EVERY_S = 10.0
 _MOST_GATHERED = 64
 _REST_S = 30.0
@@ -43,7 +42,18 @@ class Mailbox:
         self._gathering = False
         self._gathered: dict[Outbox, list[Frames]] = {}
         self._complained_at = -_COMPLAIN_EVERY_S
-        self._doom: DieAt | None = None
+
+    @classmethod
+    def of(cls, links: Links, name: str, *, tcp: bool = True) -> Mailbox:
+        """The mailbox of a process: the usual one, unless the environment names another maker.
+
+        The laboratory traces processes so, and kills them.
+        """
+        named = os.environ.get(FACTORY)
+        if named is None:
+            return cls(links, name, tcp=tcp)
+        made: Mailbox = pkgutil.resolve_name(named)(links, name, tcp=tcp)
+        return made
 
     @classmethod
     def at(cls, site: Site, name: str, *, tcp: bool = True) -> Mailbox:
@@ -55,7 +65,7 @@ class Mailbox:
         links = Links(node, site.keys, ipc_dir=site.sockets or None, host=site.host)
         # Runs share the node's directory of sockets, and two of them may be of one topology. What
         # was on its way to one that is lost must not come to its successor, either.
-        mail = _made(cls, name)(links, f"{site.run}/{name}/{site.life}", tcp=tcp)
+        mail = cls.of(links, f"{site.run}/{name}/{site.life}", tcp=tcp)
         mail.know(DRIVER, site.driver)
         return mail
 
@@ -127,8 +137,6 @@ class Mailbox:
         outbox = self._outboxes.get(who)
         if outbox is None:
             outbox = self._outbox(who)
-        if self._doom is not None:
-            self._meet_doom(message, sends=True)
         frames = encode(message)
         if self._gathering and outbox in self._gathered:
             self._keep(outbox, frames)
@@ -159,8 +167,6 @@ class Mailbox:
         frames = encode(message)
         self._send_kept()
         for who in whom:
-            if self._doom is not None:
-                self._meet_doom(message, sends=True)
             self._outbox(who).send(frames)
 
     @contextlib.contextmanager
@@ -211,21 +217,9 @@ class Mailbox:
             except WireError as error:
                 self.drop(str(error))
                 continue
-            if type(message) is DieAt and message.task is None:
-                self._doom = message
-                continue
-            if self._doom is not None:
-                self._meet_doom(message, sends=False)
             yield message
         if inbox.torn:
             self.require_all()
-
-    def _meet_doom(self, message: Any, *, sends: bool) -> None:
-        """Die here, if this is the point that was named."""
-        assert self._doom is not None  # the caller has looked
-        carried = getattr(message, "order", None) or getattr(message, "what", None) or message
-        if self._doom.sends is sends and type(carried).__name__ == self._doom.kind:
-            os.kill(os.getpid(), signal.SIGKILL)
 
     @property
     def torn(self) -> int:
@@ -258,21 +252,3 @@ class Mailbox:
     def close(self, linger_s: float = 0.0) -> None:
         """Close all sockets; what is still to be sent has so much time."""
         self._links.close(linger_s)
-
-
-def _made(usual: type[Mailbox], name: str) -> Callable[..., Mailbox]:
-    """The usual mailbox; one that takes notes, where a run is traced."""
-    if TRACE not in os.environ:
-        return usual
-    from elasticutor.transport import tracing
-
-    folder = tracing.folder()
-    if folder is None:
-        return usual
-
-    def traced(*arguments: Any, **options: Any) -> Mailbox:
-        mail = tracing.TracedMailbox(*arguments, **options)
-        mail.note_in(folder / f"{name}.{os.getpid()}")
-        return mail
-
-    return traced

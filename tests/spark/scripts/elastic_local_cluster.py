@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 from tests.spark.dooms import Counting, Doom, Reaper
 from tests.spark.rig import tell
 
+from elasticutor.lab.chaos.doom import MAILBOX
 from elasticutor.spark.elastic import session_cluster
 from elasticutor.spark.session import local_session
+from elasticutor.transport.mailbox import FACTORY
 
 DOOMS = [
     Doom("Spark executor", "send rows", 2),
-    Doom("worker", "send Done", 3),
+    Doom("worker", "send PartitionDone", 3),
     Doom("node", "send IncrementPersisted", 4),
     Doom("Spark executor", "durable", 5),
     Doom("task", "left", 6),
@@ -21,6 +24,7 @@ DOOMS = [
 
 
 def main(told: Path) -> None:
+    os.environ[FACTORY] = MAILBOX
     spark = local_session("local-cluster[2,2,1024]")
     cluster = session_cluster(spark)
     tell(told, "cluster", cluster.id)

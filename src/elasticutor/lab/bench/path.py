@@ -2,7 +2,7 @@
 
 The work is that of `bench latency`. First some runs as usual, in which the CPU time of every
 process is read from `/proc`, from outside; what the operator burns is taken off, and the rest is
-divided by the tuples. Then a traced run (`elasticutor.transport.tracing`), in which a sample of
+divided by the tuples. Then a traced run (`lab.bench.tracing`), in which a sample of
 tuples is followed from process to process. A hop between two processes has three parts:
 
 - *queue*: the receiver is still busy with something else;
@@ -31,11 +31,11 @@ from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
 from elasticutor.lab.bench.figures import Spread
 from elasticutor.lab.bench.live import BenchError, Machine, Progress, silent, spread_as_dict, watch
+from elasticutor.lab.bench.tracing import ON
 from elasticutor.lab.bench.work import Burn
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology
-from elasticutor.transport.tracing import ON
 
 SOURCE, OPERATOR, SINK = "tuples", "burn", "out"
 _TICKS_S = os.sysconf("SC_CLK_TCK")
@@ -108,7 +108,7 @@ def bench_path(
     """Measure CPU time per tuple, and follow a sample of tuples from hop to hop.
 
     Args:
-        cluster: Where; it was started with `TRACE` naming the folder.
+        cluster: Where; it was started inside `tracing.traced(folder)`.
         folder: Where traced processes take notes.
         cost_ms: CPU time that each tuple takes.
         load: Of the tasks: offered rate over what they could do at most.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,15 +79,7 @@ def path(
 def _traced() -> Iterator[Path]:
     """A folder that processes started from now on know of, and take notes in when they are to."""
     from elasticutor.lab.bench.live import notes
-    from elasticutor.transport.mailbox import TRACE
+    from elasticutor.lab.bench.tracing import traced
 
-    with notes() as folder:
-        before = os.environ.get(TRACE)
-        os.environ[TRACE] = str(folder)
-        try:
-            yield folder
-        finally:
-            if before is None:
-                del os.environ[TRACE]
-            else:
-                os.environ[TRACE] = before
+    with notes() as folder, traced(folder):
+        yield folder
