@@ -84,7 +84,7 @@ def admit(kind: type) -> None:
 # Values that MessagePack does not have -----------------------------------------------------------
 
 _DTYPES: Final = {kind.str: kind for kind in map(np.dtype, "?bhilqBHILQfd")}
-_NARROW: Final = (np.dtype("<u2"), np.dtype("<u4"))
+_NARROW: Final = ((1 << 16, np.dtype("<u2")), (1 << 32, np.dtype("<u4")))
 
 
 def _write_other(value: Any) -> Any:
@@ -113,8 +113,7 @@ def _array_parts(array: npt.NDArray[Any]) -> tuple[str, bytes]:
         raise BadValueError("array in a message", must, (array.dtype, array.ndim))
     if array.dtype == np.int64 and len(array) and array.min() >= 0:
         most = array.max()
-        fit = (kind for kind in _NARROW if most <= np.iinfo(kind).max)
-        array = array.astype(next(fit, array.dtype), copy=False)
+        array = array.astype(next((kind for end, kind in _NARROW if most < end), np.int64))
     return array.dtype.str, array.tobytes()
 
 
