@@ -228,7 +228,7 @@ class Guest:
     number: int
 
 
-def test_a_guest_travels_once_it_is_admitted_and_takes_nobodys_name(
+def test_a_guest_travels_once_it_is_admitted_under_a_name_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(control, "_FORMS", dict(control._FORMS))

@@ -1,4 +1,4 @@
-"""A process's mail: its inbox, its outboxes by name, and what it could not make sense of."""
+"""A process's mailbox: its inbox, its outboxes by name, and a count of dropped messages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_RESTING = 256
 
 
 class Mailbox:
-    """Sends to peers by their names, and receives from anybody; for a single thread."""
+    """Sends to peers by name, and receives from all; for a single thread."""
 
     def __init__(self, links: Links, name: str, *, port: int = 0, tcp: bool = True) -> None:
         self._links = links
@@ -35,7 +35,7 @@ class Mailbox:
         self._book: dict[str, Endpoint] = {}
         self._outboxes: dict[str, Outbox] = {}
         self._resting: dict[Endpoint, tuple[Outbox, float]] = {}
-        """Connections that no name stands for now, and since when; the oldest first."""
+        """Connections without a name, and since when; the oldest first."""
         self.dropped = 0
         """Messages that were malformed or out of place."""
         self._excused = 0
@@ -57,14 +57,14 @@ class Mailbox:
 
     @classmethod
     def at(cls, site: Site, name: str, *, tcp: bool = True) -> Mailbox:
-        """The mail of a process that was started at a site; it knows the driver.
+        """The mailbox of a process that was started at a site; it knows the driver.
 
         Without `tcp` only processes of its node reach it.
         """
         node = site.node if site.on_node else ""
         links = Links(node, site.keys, ipc_dir=site.sockets or None, host=site.host)
-        # Runs share the node's directory of sockets, and two of them may be of one topology. What
-        # was on its way to one that is lost must not come to its successor, either.
+        # Runs of one topology share the node's directory of sockets, so the run is in the name. So
+        # is the life: a successor must not receive what was on its way to a lost process.
         mail = cls.of(links, f"{site.run}/{name}/{site.life}", tcp=tcp)
         mail.know(DRIVER, site.driver)
         return mail
@@ -75,30 +75,30 @@ class Mailbox:
         return self._inbox.endpoint
 
     def watch(self, fd: int) -> None:
-        """Wake up when this file can be read, too."""
+        """Also end `wait` when this file can be read."""
         self._links.watch(fd)
 
     def watch_too(self, other: Mailbox) -> None:
-        """Wake up when another mailbox of this thread has mail, too."""
+        """Also end `wait` when another mailbox of this thread has mail."""
         self._links.watch_too(other._links)
 
     def unwatch(self, fd: int) -> None:
-        """Do not look at this file any more."""
+        """Stop watching a file."""
         self._links.unwatch(fd)
 
     def know(self, who: str, endpoint: Endpoint) -> None:
-        """Take note of where somebody is; a new address replaces the old one."""
+        """Remember the address of a peer; a new one replaces the old one."""
         if self._book.get(who) != endpoint:
             self.forget(who)
             self._book[who] = endpoint
 
     def know_all(self, book: Mapping[str, Endpoint]) -> None:
-        """Take note of where many are."""
+        """Remember the addresses of many peers."""
         for who, endpoint in book.items():
             self.know(who, endpoint)
 
     def forget(self, who: str) -> None:
-        """Nobody will send there any more."""
+        """Forget a peer, and close its outbox unless another name shares it."""
         self._book.pop(who, None)
         outbox = self._outboxes.pop(who, None)
         # One inbox has one outbox here, whatever the names under which it is known.
@@ -112,7 +112,7 @@ class Mailbox:
         outbox.close(linger_s=1.0)
 
     def rest(self, who: str) -> None:
-        """Forget a name, but keep the connection for a while: another name may be of its address.
+        """Forget a name, but keep its connection for a while: another name may share its address.
 
         For peers that come and go by name, and stay by address.
         """
@@ -133,7 +133,7 @@ class Mailbox:
             self._close(closing)
 
     def send(self, who: str, message: Any) -> None:
-        """Send to somebody known, behind everything that was sent there before."""
+        """Send to a known peer, behind everything that was sent to it before."""
         outbox = self._outboxes.get(who)
         if outbox is None:
             outbox = self._outbox(who)
@@ -163,7 +163,7 @@ class Mailbox:
             outbox.send_all(kept)
 
     def send_all(self, whom: Iterable[str], message: Any) -> None:
-        """Send the same to many known peers; it is written once."""
+        """Send one message to many known peers; it is encoded once."""
         frames = encode(message)
         self._send_kept()
         for who in whom:
@@ -173,8 +173,8 @@ class Mailbox:
     def gathering(self) -> Iterator[None]:
         """Send the first message for each peer at once, and all others as one at the block's end.
 
-        For an event loop that takes in whatever is there: a peer that was woken up by the first
-        message finds the others as it looks again.
+        For an event loop that takes in all that is there: the first message wakes up the peer,
+        which finds the others when it looks again.
         """
         self.gather()
         try:
@@ -183,11 +183,11 @@ class Mailbox:
             self.send_gathered()
 
     def gather(self) -> None:
-        """Begin what `gathering` does; `send_gathered` ends it."""
+        """Begin to gather, as `gathering` does; `send_gathered` ends it."""
         self._gathering = True
 
     def send_gathered(self) -> None:
-        """Send what was kept, and keep nothing more."""
+        """Send what was gathered, and gather nothing more."""
         self._gathering = False
         if self._gathered:
             self._send_kept()
@@ -227,9 +227,9 @@ class Mailbox:
         return self._inbox.torn
 
     def require_all(self) -> None:
-        """Refuse to go on when a message on its way here was lost.
+        """Refuse to go on after a message on its way here was lost.
 
-        The protocol rests on every channel being whole and in order, so there is no going on.
+        The protocol relies on every channel being complete and in order.
         """
         if self.torn > self._excused:
             raise ProtocolError(
@@ -237,7 +237,7 @@ class Mailbox:
             )
 
     def excuse(self) -> int:
-        """Go on in spite of gaps, and tell how many are new; for whoever has other ways."""
+        """Accept gaps and return the number of new ones, where another protocol covers them."""
         new, self._excused = self.torn - self._excused, self.torn
         return new
 
@@ -250,5 +250,5 @@ class Mailbox:
             log.warning("dropped a message (%d so far): %s", self.dropped, why)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close all sockets; what is still to be sent has so much time."""
+        """Close all sockets; what is still unsent has `linger_s` seconds to leave."""
         self._links.close(linger_s)
