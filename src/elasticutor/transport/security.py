@@ -1,8 +1,8 @@
 """Who may talk to a cluster's processes: its keys, its directories and its doorkeeper.
 
 A cluster has one CURVE key pair, handed to its processes through Spark. A process that holds the
-secret half belongs to the cluster; the public half alone opens nothing. Within a node the sockets are
-files, and the directory they are in keeps other users out.
+secret half belongs to the cluster; the public half alone opens nothing. Within a node the sockets
+are files, and the directory they are in keeps other users out.
 """
 
 from __future__ import annotations
