@@ -50,7 +50,7 @@ class Mailbox:
         The laboratory traces processes so, and kills them.
         """
         named = os.environ.get(FACTORY)
-        if named is None:
+        if not named:
             return cls(links, name, tcp=tcp)
         made: Mailbox = pkgutil.resolve_name(named)(links, name, tcp=tcp)
         return made
