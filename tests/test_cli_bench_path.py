@@ -17,7 +17,8 @@ from elasticutor.lab.bench import live, path
 from elasticutor.lab.bench.figures import Spread
 from elasticutor.lab.bench.live import OPERATOR, BenchError
 from elasticutor.lab.bench.path import PathBench, PathFigures, hops_of, processes, read_notes
-from elasticutor.transport.mailbox import TRACE
+from elasticutor.lab.bench.tracing import TRACE
+from elasticutor.transport.mailbox import FACTORY
 
 BIRTH = 1_000_000_000
 """A tuple that was due at second 1000."""
@@ -113,6 +114,7 @@ def test_the_command_prints_cpu_time_by_role_and_the_hops(
     told: list[str] = []
 
     def read_cpu(setting: PathBench, cluster: Any, run: Any, found: PathFigures) -> None:
+        assert FACTORY in os.environ
         told.append(os.environ[TRACE])
         if not list(Path(os.environ[TRACE]).iterdir()):
             write_way(Path(os.environ[TRACE]), BIRTH)
@@ -122,6 +124,7 @@ def test_the_command_prints_cpu_time_by_role_and_the_hops(
     run: Any = nullcontext(SimpleNamespace(stop=lambda patience_s: None))
     cluster = SimpleNamespace(submit=lambda topology: run)
     monkeypatch.delenv(TRACE, raising=False)
+    monkeypatch.delenv(FACTORY, raising=False)
     monkeypatch.setattr(live, "spark_cluster", lambda *a, **k: nullcontext(cluster))
     monkeypatch.setattr(PathBench, "_read_cpu", read_cpu)
     monkeypatch.setattr(path, "watch", lambda run, seconds: 0.0)
@@ -130,6 +133,7 @@ def test_the_command_prints_cpu_time_by_role_and_the_hops(
     assert result.exit_code == 0, result.output
     assert told
     assert TRACE not in os.environ
+    assert FACTORY not in os.environ
     if as_json:
         figures = json.loads(result.stdout)
         assert figures["cpu_beyond_ms_per_tuple"] == 0.25

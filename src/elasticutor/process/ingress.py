@@ -148,7 +148,7 @@ class Connection:
 
     def _mail(self, node: NodeId, sockets: str) -> Mailbox:
         links = Links(node, self._bootstrap.keys, ipc_dir=sockets or None, host=self._host)
-        mail = Mailbox(links, f"ingress-{os.getpid()}")
+        mail = Mailbox.of(links, f"ingress-{os.getpid()}")
         mail.know(DRIVER, self._bootstrap.driver)
         return mail
 

@@ -11,7 +11,6 @@ import pickle
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -241,10 +240,6 @@ class MainProcess(Participant):
         waits = (*self._core.waiting_for(), *self._drain.waiting_for())
         self._mail.send(DRIVER, say.Recount(self._run, self._spec.who, waits))
 
-    def _on_die_at(self, message: say.DieAt) -> None:
-        if message.task in self._tasks:
-            self._mail.send(_task(message.task), replace(message, task=None))
-
     def _on_move_asked(self, event: ev.MoveAsked) -> None:
         if self._resting:
             refused = say.MoveRefused(event.shard, event.destination, "the run is drained")
@@ -472,7 +467,6 @@ MainProcess.handlers = {
     ev.MoveAsked: MainProcess._on_move_asked,
     say.Rest: MainProcess._on_rest,
     say.Explain: MainProcess._on_explain,
-    say.DieAt: MainProcess._on_die_at,
     say.Finish: MainProcess._on_finish,
     say.TaskUp: MainProcess._on_task_up,
     say.TaskFailed: MainProcess._on_task_failed,

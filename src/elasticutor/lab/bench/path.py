@@ -2,7 +2,7 @@
 
 The work is that of `bench latency`. First some runs as usual, in which the CPU time of every
 process is read from `/proc`, from outside; what the operator burns is taken off, and the rest is
-divided by the tuples. Then a traced run (`elasticutor.transport.tracing`), in which a sample of
+divided by the tuples. Then a traced run (`lab.bench.tracing`), in which a sample of
 tuples is followed from process to process. A hop between two processes has three parts:
 
 - *queue*: the receiver is still busy with something else;
@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,11 @@ from elasticutor.lab.bench.live import (
     pipeline,
     watch,
 )
+from elasticutor.lab.bench.tracing import ON, traced
 from elasticutor.lab.bench.work import Burn
 from elasticutor.lab.proc import PROC, cpu_s, stat_of
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
-from elasticutor.transport.mailbox import TRACE
-from elasticutor.transport.tracing import ON
 
 _PERCENTILES = {"p50": 50, "p10": 10, "p90": 90}
 
@@ -130,7 +129,7 @@ class PathBench(Benchmark):
         """Some runs in which CPU time is read, and one that is traced."""
         found = PathFigures()
         rate = self.load * self.cores / (self.cost_ms / 1e3)
-        with _traced() as folder, bench.cluster(self.cores) as cluster:
+        with notes() as folder, traced(folder), bench.cluster(self.cores) as cluster:
 
             def submit(seed: int) -> Run:
                 source, work = Generator(rate=rate, seed=seed), Burn(self.cost_ms / 1e3)
@@ -165,21 +164,6 @@ class PathBench(Benchmark):
             found.roles_ms.setdefault(role, []).append(ms)
         found.cpu_beyond_ms_per_tuple.append(sum(spent.values()))
         found.latency_p50_ms.append(metrics.latency.percentile_s(50) * 1e3)
-
-
-@contextmanager
-def _traced() -> Iterator[Path]:
-    """A folder that processes started from now on know of, and take notes in if they are traced."""
-    with notes() as folder:
-        before = os.environ.get(TRACE)
-        os.environ[TRACE] = str(folder)
-        try:
-            yield folder
-        finally:
-            if before is None:
-                del os.environ[TRACE]
-            else:
-                os.environ[TRACE] = before
 
 
 # CPU time

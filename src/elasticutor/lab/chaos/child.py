@@ -15,8 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from elasticutor.lab.chaos.doom import MAILBOX
 from elasticutor.lab.chaos.driver import Orders
 from elasticutor.lab.chaos.processes import MARK
+from elasticutor.transport.mailbox import FACTORY
 
 _ANSWER_S = 15.0
 _PHASES = ("lost", "recovered", "epoch committed", "run running", "failure", "run drained")
@@ -100,7 +102,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=os.environ | {MARK: mark},
+                env=os.environ | {MARK: mark, FACTORY: MAILBOX},
                 start_new_session=True,  # Ctrl-C is for the runner
             )
         threading.Thread(target=self._listen, name="driver", daemon=True).start()

@@ -38,9 +38,9 @@ from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import ElasticutorError
+from elasticutor.lab.chaos.doom import DieAt
 from elasticutor.lab.chaos.processes import ancestors, command_line, directories_of
 from elasticutor.lab.chaos.topology import SINK, ChaosLoad, Shape, topology_of
-from elasticutor.transport import messages as say
 
 _GLANCE_S = 0.2
 _MOVE_S = (0.005, 0.06)  # between two moves that are asked for: at least, at most
@@ -241,12 +241,12 @@ class Driver:
         pid = self._pids(run)[kind].get(name, 0)
         if not pid:
             return 0
-        point = say.DieAt(command["sends"], command["message"])
+        point = DieAt(command["sends"], command["message"])
         if kind == "node":
             hub.call(lambda: hub.send_node(NodeId(name), point))
         elif kind == "task":
             who, _, task = name.partition("/")
-            point = say.DieAt(command["sends"], command["message"], TaskId(int(task)))
+            point = DieAt(command["sends"], command["message"], TaskId(int(task)))
             hub.call(lambda: supervisor.ask(Peer(who), point))
         else:
             hub.call(lambda: supervisor.ask(Peer(name), point))

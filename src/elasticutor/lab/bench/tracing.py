@@ -1,9 +1,8 @@
 """Where a tuple's time goes: a mailbox that notes when messages with tuples are sent and taken.
 
-Off unless a run is traced; then every process has this mailbox in place of the usual one, and no
-other line of the data path is another. `elasticutor bench path` switches it on: the environment
-names a folder when the cluster starts, and processes that start while a file `on` is in it note
-what they see there. Tuples are known by their births; a sample of them is noted.
+`elasticutor bench path` starts its cluster inside `traced`: the environment names a folder, and
+this module as the maker of mailboxes. Processes that start while a file `on` is in the folder note
+there what they send and take. A tuple is known by its birth; a sample of tuples is noted.
 """
 
 from __future__ import annotations
@@ -11,13 +10,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from elasticutor.transport.channels import Links
 from elasticutor.transport.codec import Chunk, Result, RowChunk, RowResult, RowTuples, Tuples
-from elasticutor.transport.mailbox import TRACE, Mailbox
+from elasticutor.transport.mailbox import FACTORY, Mailbox
 from elasticutor.transport.row_packets import RowPacket
 
+TRACE = "ELASTICUTOR_TRACE"
+"""The environment variable with the folder for notes."""
 ON = "on"
 """The file that switches tracing on, for processes that start from then on."""
 EVERY = 3
@@ -26,10 +29,30 @@ EVERY = 3
 _AT_ONCE = 200
 
 
-def folder() -> Path | None:
-    """Where to note what this process sees; None: nowhere."""
-    named = os.environ.get(TRACE)
-    return Path(named) if named and (Path(named) / ON).exists() else None
+@contextmanager
+def traced(folder: Path) -> Iterator[None]:
+    """Processes of clusters that start meanwhile note in this folder what they see."""
+    ours = {TRACE: str(folder), FACTORY: f"{__name__}:mailbox"}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+
+
+def mailbox(links: Links, name: str, *, tcp: bool = True) -> Mailbox:
+    """The mailbox of a process: one that takes notes, if tracing is on."""
+    folder = os.environ.get(TRACE)
+    if not folder or not (Path(folder) / ON).exists():
+        return Mailbox(links, name, tcp=tcp)
+    mail = TracedMailbox(links, name, tcp=tcp)
+    _, *who = name.split("/")  # a run's processes are called "run/who/life"
+    mail.note_in(Path(folder) / f"{who[0] if who else name}.{os.getpid()}")
+    return mail
 
 
 class TracedMailbox(Mailbox):
