@@ -29,7 +29,7 @@ from tests.runtime.live import (
 )
 
 from elasticutor.core.protocol.ids import Peer
-from elasticutor.driver.life.phases import RunError
+from elasticutor.core.run.phases import RunError
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError, LastCoreError

@@ -26,18 +26,18 @@ from elasticutor.core.executor.config import BATCHES, LIVE, ExecutorConfig
 from elasticutor.core.paradigm import PARADIGMS, Paradigm
 from elasticutor.core.protocol.coordinator import Coordinator
 from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.run.phases import RunPhase, Terms
 from elasticutor.core.scheduler.placement import place
 from elasticutor.driver.blueprint import Blueprint, in_paradigm
 from elasticutor.driver.checkpoints import keeping_of, opened, release
-from elasticutor.driver.hub import ClusterError, DriverLoop
 from elasticutor.driver.journal import Journal
 from elasticutor.driver.life.epochs import EpochDriver, RunEpochs
-from elasticutor.driver.life.phases import RunPhase, Terms
-from elasticutor.driver.life.supervisor import Supervisor
+from elasticutor.driver.loop import ClusterError, DriverLoop
 from elasticutor.driver.queries.batch_driver import BatchDriver
 from elasticutor.driver.queries.reception import QueryDriver
 from elasticutor.driver.run import Run
 from elasticutor.driver.scheduling import CoreScheduler
+from elasticutor.driver.supervisor import Supervisor
 from elasticutor.errors import BadValueError
 from elasticutor.process.hosting.hosts import Bootstrap
 from elasticutor.process.specs import Tempo

@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol.ids import NodeId, Peer, ShardId, TaskId
-from elasticutor.driver.hub import ClusterError, DriverLoop
-from elasticutor.driver.life.phases import RunError, RunPhase
-from elasticutor.driver.life.supervisor import Supervisor
+from elasticutor.core.run.phases import RunError, RunPhase
+from elasticutor.driver.loop import ClusterError, DriverLoop
 from elasticutor.driver.metrics import Moment, RunMetrics
 from elasticutor.driver.queries.batch_driver import BatchDriver
+from elasticutor.driver.supervisor import Supervisor
 from elasticutor.errors import BadValueError
 from elasticutor.state.codec import decode, decode_key
 from elasticutor.transport import messages as say

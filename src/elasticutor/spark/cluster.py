@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.core.paradigm import Paradigm
+from elasticutor.core.run.phases import RunError
 from elasticutor.driver.cluster import (
     EPOCH_INTERVAL_S,
     LATENCY_TARGET_S,
@@ -22,9 +23,8 @@ from elasticutor.driver.cluster import (
     START_TIMEOUT_S,
     BaseCluster,
 )
-from elasticutor.driver.life.phases import RunError
-from elasticutor.driver.life.supervisor import Supervisor
 from elasticutor.driver.run import Run
+from elasticutor.driver.supervisor import Supervisor
 from elasticutor.errors import BadValueError
 from elasticutor.process.hosting.hosts import GIB, NodesWanted
 from elasticutor.spark.jobs import EndsTask, LongJob, NodesTask

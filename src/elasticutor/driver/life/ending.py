@@ -10,7 +10,7 @@ from elasticutor.process.hosting.hosts import ends_name
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import DriverLoop
+    from elasticutor.driver.loop import DriverLoop
 
 _GRACE_S = 2.0
 """How long processes have to end by themselves."""

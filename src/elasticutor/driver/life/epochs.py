@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
+from elasticutor.core.run.timeouts import LateWatcher, Timeouts
 from elasticutor.driver.checkpoint_writer import CheckpointWriter
 from elasticutor.driver.checkpoints import ends
-from elasticutor.driver.life.timeouts import LateWatcher, Timeouts
 from elasticutor.state.checkpoint import Checkpoint, StateFile
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import DriverLoop
+    from elasticutor.driver.loop import DriverLoop
 
 
 class EpochWatcher(LateWatcher, Protocol):

@@ -22,7 +22,7 @@ from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import DriverLoop
+    from elasticutor.driver.loop import DriverLoop
 
 
 class Participants:

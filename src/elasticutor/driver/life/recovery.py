@@ -28,7 +28,7 @@ from elasticutor.driver.life.participants import Participants
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
-    from elasticutor.driver.life.supervisor import Supervisor
+    from elasticutor.driver.supervisor import Supervisor
 
 
 class Recovery:

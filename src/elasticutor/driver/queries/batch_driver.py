@@ -18,10 +18,10 @@ from elasticutor.core.protocol import batches as ba
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
+from elasticutor.core.run.phases import RunError
+from elasticutor.core.run.timeouts import Timeouts
 from elasticutor.driver.checkpoint_writer import CheckpointWriter
 from elasticutor.driver.checkpoints import ends
-from elasticutor.driver.life.phases import RunError
-from elasticutor.driver.life.timeouts import Timeouts
 from elasticutor.driver.queries.reports import Reporter
 from elasticutor.driver.scheduling import Interval
 from elasticutor.errors import StaleAttemptError
@@ -33,8 +33,8 @@ from elasticutor.state.checkpoint import Checkpoint, StateFile
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import DriverLoop
-    from elasticutor.driver.life.supervisor import Supervisor
+    from elasticutor.driver.loop import DriverLoop
+    from elasticutor.driver.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 

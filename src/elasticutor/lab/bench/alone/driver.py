@@ -21,8 +21,8 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from elasticutor.driver.cluster import BaseCluster
-from elasticutor.driver.life.supervisor import Supervisor
 from elasticutor.driver.run import Run
+from elasticutor.driver.supervisor import Supervisor
 from elasticutor.errors import BadValueError
 from elasticutor.lab.bench.alone.stand_ins import StandInWork, be_ends, be_nodes
 from elasticutor.lab.bench.live import BenchError, Machine, Progress, silent

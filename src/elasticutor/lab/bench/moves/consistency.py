@@ -377,7 +377,7 @@ def _disturb(
 
 def _change_cores(run: Run, rng: random.Random, executor: int, nodes: list[str]) -> None:
     """Other cores, at least one; does not wait for it, so changes overtake each other too."""
-    from elasticutor.driver.life.phases import RunError
+    from elasticutor.core.run.phases import RunError
 
     wanted = {node: rng.randint(0, CORES) for node in nodes}
     if not any(wanted.values()):

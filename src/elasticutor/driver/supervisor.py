@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
+from elasticutor.core.run.phases import OVER, RunError, RunPhase, Terms
 from elasticutor.core.run.restart_policy import RestartPolicy
 from elasticutor.core.scheduler.placement import Placement
 from elasticutor.driver.answers import Answers
@@ -30,7 +31,6 @@ from elasticutor.driver.life.draining import Draining
 from elasticutor.driver.life.ending import Ending
 from elasticutor.driver.life.epochs import RunEpochs
 from elasticutor.driver.life.participants import Participants
-from elasticutor.driver.life.phases import OVER, RunError, RunPhase, Terms
 from elasticutor.driver.life.recovery import Recovery
 from elasticutor.driver.metrics import RunLedger
 from elasticutor.driver.queries.batch_driver import BatchDriver
@@ -44,7 +44,7 @@ from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import DriverLoop
+    from elasticutor.driver.loop import DriverLoop
 
 _SETTLE_S = 0.6
 """For so long after the first tuple the scheduler looks at nothing: the first chunks are slow."""

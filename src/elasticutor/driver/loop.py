@@ -15,8 +15,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Protocol, TypeVar
 
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.driver.life.phases import RunPhase
-from elasticutor.driver.life.supervisor import Supervisor
+from elasticutor.core.run.phases import RunPhase
+from elasticutor.driver.supervisor import Supervisor
 from elasticutor.errors import ElasticutorError, ProtocolError
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.transport import messages as say
