@@ -168,7 +168,7 @@ def doom(cluster: ProcessCluster, run: Run, who: str, point: str) -> None:
             hub.call(lambda: hub.send_node(node, order))
         case _:
             named = {"main": MAIN, "source": supervisor.sources[0]}
-            whom = named.get(who, supervisor._attendance.sinks[0])
+            whom = named.get(who, supervisor.sinks[0])
             hub.call(lambda: supervisor.ask(whom, order))
 
 

@@ -24,14 +24,12 @@ from typing import Any, Self
 
 from elasticutor.core.executor.config import BATCHES, LIVE, ExecutorConfig
 from elasticutor.core.paradigm import PARADIGMS, Paradigm
-from elasticutor.core.protocol.coordinator import Coordinator
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.run.phases import RunPhase, Terms
 from elasticutor.core.scheduler.placement import place
 from elasticutor.driver.blueprint import Blueprint, in_paradigm
 from elasticutor.driver.checkpoints import keeping_of, opened, release
 from elasticutor.driver.journal import Journal
-from elasticutor.driver.life.epochs import EpochDriver, RunEpochs
 from elasticutor.driver.loop import ClusterError, DriverLoop
 from elasticutor.driver.queries.batch_driver import BatchDriver
 from elasticutor.driver.queries.reception import QueryDriver
@@ -266,19 +264,6 @@ class BaseCluster(ABC):
         kept = None if checkpoint is None else opened(str(checkpoint), run, plan, epoch)
         ends = sum(source.tasks for source in plan.sources) + len(plan.sinks)
 
-        def epochs(supervisor: Supervisor) -> EpochDriver:
-            return EpochDriver(
-                self._hub,
-                Coordinator(supervisor.executors, supervisor.sources, supervisor.sinks),
-                supervisor,
-                supervisor.ask,
-                sources=supervisor.sources,
-                executors=supervisor.executors,
-                checkpoint=kept,
-                interval_s=epoch_interval,
-                patience_s=patience_s,
-            )
-
         return self._launch(
             run,
             plan,
@@ -287,7 +272,7 @@ class BaseCluster(ABC):
             config=config or LIVE,
             journal=journal,
             kept=kept,
-            epochs=epochs,
+            batches=None,
             hosts=self._hosts_for(ends),
         )
 
@@ -354,7 +339,7 @@ class BaseCluster(ABC):
         config = replace(config or _IN_A_QUERY, outputs="return")
         credit = config.min_credit_bytes
 
-        def epochs(supervisor: Supervisor) -> BatchDriver:
+        def batches(supervisor: Supervisor) -> BatchDriver:
             return BatchDriver(self._hub, supervisor, count, kept, tempo, credit)
 
         return self._launch(
@@ -365,7 +350,7 @@ class BaseCluster(ABC):
             config=config,
             journal=journal,
             kept=kept,
-            epochs=epochs,
+            batches=batches,
             hosts=0,
         )
 
@@ -420,7 +405,7 @@ class BaseCluster(ABC):
         config: ExecutorConfig,
         journal: str | Path | None,
         kept: Checkpoint | None,
-        epochs: Callable[[Supervisor], RunEpochs],
+        batches: Callable[[Supervisor], BatchDriver] | None,
         hosts: int,
     ) -> Run:
         """Start everybody, and wait until they run."""
@@ -443,7 +428,8 @@ class BaseCluster(ABC):
                 blueprint=Blueprint(self._hub, run, plan, config, tempo, paradigm, keeping),
                 journal=Journal(path),
                 ends_hosts=hosts,
-                epochs=epochs,
+                checkpoint=kept,
+                batches=batches,
                 free_cores=lambda: free_cores(self._hub),
                 restart_hosts=self._restart_ends,
             )

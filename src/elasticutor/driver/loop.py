@@ -223,10 +223,7 @@ class DriverLoop:
         """A message to the driver was lost, and nobody knows of which run it told."""
         self.mail.excuse()
         for run in list(self.runs.values()):
-            if run.recovers:
-                run.recovery.message_lost(str(error))
-            else:
-                run.fail(error)
+            run.message_lost(error)
 
     def _make_calls(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -199,9 +199,7 @@ class Run:
                     count,
                     "take cores from another executor first, or give the cluster more",
                 )
-        supervisor.by_hand.add(who)
-        supervisor.recovery.want(who, sum(wanted.values()))
-        supervisor.set_cores(who, wanted)
+        supervisor.set_cores(who, wanted, by_hand=True)
         return wanted
 
     def release_cores(self, operator: str, executor: int) -> None:

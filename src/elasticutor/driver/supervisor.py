@@ -1,12 +1,7 @@
-"""The driver's view of one run: it starts everybody, drives the epochs, and ends everything.
+"""The driver's side of one run: messages become events, and instructions are carried out.
 
-```
-starting ──all registered──▶ running ──stop, or sources exhausted──▶ draining ──▶ drained ──▶ ended
-    └──────────────────────────┼──── anybody lost or failed ───────────┼──▶ ending ─────────▶ ended
-                               └──▶ recovering, if there is a checkpoint ──▶ running, draining
-```
-
-Lives in the hub's thread; only `Run` (the user's handle) looks at it from another, under `changed`.
+What is decided, is decided by `core.run.lifecycle`. Lives in the loop's thread; only `Run` (the
+user's handle) looks at it from another, under `changed`.
 """
 
 from __future__ import annotations
@@ -18,27 +13,29 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from elasticutor.core.protocol import coordinator as co
-from elasticutor.core.protocol import instructions as do
-from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
+from elasticutor.core.protocol import instructions as report
+from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.run import run_events as ev
+from elasticutor.core.run import run_instructions as do
+from elasticutor.core.run.epoch_cycle import EpochBase, EpochCycle
+from elasticutor.core.run.introductions import Introduction
+from elasticutor.core.run.lifecycle import RunLifecycle
 from elasticutor.core.run.phases import OVER, RunError, RunPhase, Terms
-from elasticutor.core.run.restart_policy import RestartPolicy
 from elasticutor.core.scheduler.placement import Placement
 from elasticutor.driver.answers import Answers
 from elasticutor.driver.blueprint import Blueprint
+from elasticutor.driver.checkpoint_writer import CheckpointWriter
+from elasticutor.driver.checkpoints import ends
 from elasticutor.driver.chronicle import REPORTS, note_report, note_staff
+from elasticutor.driver.connections import Connections, roles_of
 from elasticutor.driver.journal import Journal
-from elasticutor.driver.life.draining import Draining
-from elasticutor.driver.life.ending import Ending
-from elasticutor.driver.life.epochs import RunEpochs
-from elasticutor.driver.life.participants import Participants
-from elasticutor.driver.life.recovery import Recovery
 from elasticutor.driver.metrics import RunLedger
 from elasticutor.driver.queries.batch_driver import BatchDriver
 from elasticutor.driver.repartitioning import ANSWERS, Leads
 from elasticutor.driver.scheduling import Interval
 from elasticutor.errors import ElasticutorError, ProtocolError
 from elasticutor.process.failures import described_end
-from elasticutor.process.hosting.hosts import ends_name
+from elasticutor.state.checkpoint import Checkpoint, StateFile
 from elasticutor.topology import Plan
 from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint
@@ -51,7 +48,22 @@ _SETTLE_S = 0.6
 
 
 class Supervisor:
-    """One run, seen from the driver."""
+    """One run, seen from the driver.
+
+    Args:
+        hub: Whose thread it lives in.
+        run: Its name.
+        plan: Its topology.
+        placements: Where its executors are, and the cores that they start with.
+        terms: What it has to keep to.
+        blueprint: What its processes start from.
+        journal: Takes its events.
+        ends_hosts: How many hosts its sources and sinks have.
+        checkpoint: Where its epochs become durable; None: nowhere.
+        batches: Makes what drives its batches, if a query does.
+        free_cores: Says how many cores of every node no executor has.
+        restart_hosts: Starts hosts of sources and sinks again, by their numbers.
+    """
 
     def __init__(
         self,
@@ -64,55 +76,68 @@ class Supervisor:
         blueprint: Blueprint,
         journal: Journal,
         ends_hosts: int,
-        epochs: Callable[[Supervisor], RunEpochs],
+        checkpoint: Checkpoint | None,
+        batches: Callable[[Supervisor], BatchDriver] | None,
         free_cores: Callable[[], dict[NodeId, int]],
         restart_hosts: Callable[[Supervisor, Sequence[int]], None],
     ) -> None:
         self._hub = hub
         self.run = run
         self.plan = plan
-        self.cores = {who: dict(placed.cores) for who, placed in placements.items()}
-        """The cores that every executor should have, by node."""
         self.paradigm = terms.paradigm
         self.latency_target = terms.latency_target
         self.tempo = blueprint.tempo
         """How often its executors balance and measure."""
         self.by_hand: set[Peer] = set()
-        """Executors whose cores somebody has set: the scheduler leaves them alone."""
+        """Executors whose cores the user has set: the scheduler leaves them alone."""
         self.interval = Interval()
         self.journal = journal
         self.ledger = RunLedger()
         self.answers = Answers(plan)
         self.changed = self.answers.changed
         self.phase = RunPhase.STARTING
-        self.error: Exception | None = None
         self.ends_by_itself = terms.end_when_drained
-        self._began_at = time.monotonic()
-        self._start_by = self._began_at + terms.start_timeout_s
-        self._running_at = math.inf
-        self._attendance = Participants(hub, run, plan, blueprint, dict(placements), ends_hosts)
-        self.executors = self._attendance.executors
-        self.sources = self._attendance.sources
-        self.pids = self._attendance.pids
-        self._draining = Draining(self._attendance, terms.patience_s)
-        self._patience_s = terms.patience_s
-        self._ending = Ending(hub, run, self._attendance)
+        self._restart_hosts = restart_hosts
         self._callbacks: list[Callable[[], None]] = []
-        self.sinks = self._attendance.sinks
-        self.epochs = epochs(self)
-        self.recovery = Recovery(
-            self,
-            self._attendance,
-            self.epochs,
-            patience=RestartPolicy(terms.restarts),
-            patience_s=terms.patience_s,
+        self._connections = Connections(hub, run, blueprint)
+        self._life = RunLifecycle(
+            roles_of(plan, ends_hosts),
+            placements,
+            hub.nodes,
+            terms,
+            None if batches else _base(checkpoint),
             free_cores=free_cores,
-            restart_hosts=lambda numbers: restart_hosts(self, numbers),
+            shards_move=lambda: self.leads.busy,
         )
-        self.leads = Leads(self, self._send, hub.send_node)
+        self._participants = self._life.participants
+        self.cores = self._participants.cores
+        """The cores that every executor should have, by node."""
+        self.executors = self._participants.executors
+        self.sources = self._participants.sources
+        self.sinks = self._participants.sinks
+        self.pids = self._connections.pids
+        self._batches = batches(self) if batches else None
+        self._checkpoint = None if batches else checkpoint
+        self._clerk = CheckpointWriter(self._checkpoint, hub.post) if self._checkpoint else None
+        self.leads = Leads(self, self.ask, hub.send_node)
         self.cores_changed()
 
-    # Starting
+    @property
+    def epochs(self) -> EpochCycle | BatchDriver:
+        """What drives the epochs: by a clock, or by the batches of a query."""
+        found = self._batches or self._life.epochs
+        assert found is not None  # a lifecycle without batches has epochs
+        return found
+
+    @property
+    def error(self) -> Exception | None:
+        """What made the run fail."""
+        return self._life.error
+
+    @property
+    def recovers(self) -> bool:
+        """Whether the run goes on after a loss."""
+        return self._life.recovers
 
     def start(self) -> None:
         """Have all main processes started; sources and sinks follow when their hosts are up."""
@@ -123,160 +148,181 @@ class Supervisor:
             paradigm=self.paradigm,
             cores={who: dict(cores) for who, cores in self.cores.items()},
         )
-        for who in self.executors:
-            self._attendance.start_executor(who)
+        self._decide(ev.StartAsked())
 
-    def _on_host_up(self, message: say.EndsHostUp) -> None:
-        """Give a host of sources and sinks its share of them."""
-        if self.phase in OVER:
-            name = f"{self.run} {ends_name(message.number)}"
-            self._hub.mail.know(name, message.endpoint)
-            self._hub.mail.send(name, say.EndRun(self.run, 0.0))
-        elif message.number not in self._attendance.hosts:
-            self._attendance.host_up(message)
-        else:
-            # Spark tries a lost task again.
-            number = message.number
-            who = f"host {number} of sources and sinks{self._attendance.near(number)}"
-            reason = "was lost, and has been started anew"
-            if self.recovers:
-                self.recovery.host_replaced(message, f"{who} {reason}")
-            else:
-                self.fail(RunError(who, "go on", reason))
-                self._on_host_up(message)
+    # Decisions
 
-    def _on_registered(self, message: say.Registered) -> None:
-        if self._attendance.registered(message) and self.phase not in OVER:
-            self.recovery.registered(message.who)
+    def _decide(self, event: ev.RunEvent, at: float = 0.0) -> None:
+        for instruction in self._life.handle(event, max(at, time.monotonic())):
+            self._enact(instruction)
 
-    def _send(self, who: str, message: Any) -> None:
-        if who in self._attendance.book:  # whoever is being replaced hears of what comes later
-            self._attendance.send(who, message)
+    def _enact(self, order: do.RunInstruction) -> None:
+        match order:
+            case co.WriteManifest():
+                self._write(order)
+            case co.BeginAttempt() | co.StartSource() | co.EndEpoch() | co.CommitEpoch():
+                self.ask(order.who, order)
+            case do.ReportLoss(who, lost):
+                self.ask(who, lost)
+            case do.AssignCores(who, cores):
+                self.ask(who, say.SetCores(cores))
+            case do.StopSending(who):
+                self.ask(who, say.StopSource())
+            case do.AskToRest(who):
+                self.ask(who, say.Rest())
+            case do.AskWhy(whom):
+                self.answers.recounts.clear()
+                for who in whom:
+                    self.ask(who, say.Explain())
+            case do.Connect(who, address):
+                self._connections.connect(who, address)
+            case Introduction() | do.IntroduceNodes():
+                self._connections.introduce(order)
+            case do.StartMain():
+                self._connections.start_main(order)
+            case do.StartOnHost():
+                self._connections.start_on_host(order)
+            case do.DropLife():
+                self._connections.drop(order)
+            case do.RestartHosts(numbers):
+                self._restart_hosts(self, numbers)
+            case do.DismissHost(number):
+                self._connections.send_host(number, say.EndRun(self.run, 0.0))
+            case do.EndProcesses():
+                if self._batches is not None:
+                    self._batches.stop()
+                self._connections.end(order)
+            case do.StartBatches():
+                if self._batches is not None:
+                    self._batches.start()
+            case do.DiscardUncommitted(attempt):
+                self.answers.begin(attempt)
+            case do.KeepCommitted(epoch):
+                self.answers.commit(epoch)
+            case do.CountCores():
+                self.cores_changed()
+            case do.WriteJournal(kind, fields):
+                self.journal.write(kind, run=self.run, **fields)
+            case do.EnterPhase(phase):
+                self._set_phase(phase)
+            case do.Wake(at):
+                after_s = max(0.0, at - time.monotonic())
+                self._hub.after(after_s, lambda: self._decide(ev.Tick(), at))
+            case do.CloseRun():
+                self._close(order)
+            case do.IgnoreMessage(reason):
+                self._hub.mail.drop(reason)
 
-    def _age(self) -> float:
-        return round(time.monotonic() - self._began_at, 6)
+    def _set_phase(self, phase: RunPhase) -> None:
+        with self.changed:
+            self.phase = phase
+            self.changed.notify_all()
 
-    # Epochs
+    def _close(self, order: do.CloseRun) -> None:
+        self._connections.close()
+        if self._batches is not None:
+            self._batches.close()
+        if self._checkpoint is not None and self._clerk is not None:
+            ends(self._checkpoint)  # a run that wants it waits until it is released
+            self._clerk.close()
+        self.journal.write("run ended", run=self.run, seconds=order.seconds, error=order.error)
+        self.journal.close()
+        self._set_phase(RunPhase.ENDED)
+        self.cores_changed()
+        for callback in self._callbacks:
+            callback()
 
-    def attempt_begun(self, attempt: Attempt, base: Epoch) -> None:
-        """Everybody goes back to the base."""
-        self._draining.begin_anew()
-        if not self._draining.asked:
-            self.epochs.go_on()
-        self.answers.begin(attempt)
+    # The checkpoint
+
+    def _write(self, order: co.WriteManifest) -> None:
+        assert self._clerk is not None  # without a checkpoint no manifest is ordered
+        notes = dict(order.notes)
+        said = [note for who in self.executors for note in notes.pop(who, None) or ()]
+        files = [StateFile.from_note(note) for note in said]
+        size = sum(file.size for file in files)
+
+        def stored(error: Exception | None) -> None:
+            self._decide(ev.EpochStored(order.epoch, order.attempt, size, error))
+
+        self._clerk.commit(order, files, notes, stored)
+
+    # What happens on the cluster
+
+    def node_lost(self, node: NodeId, slot: str, reason: str) -> None:
+        """Act on a node that is gone."""
+        self._decide(ev.NodeLeft(node, slot, reason))
+
+    def node_joined(self, node: NodeId) -> None:
+        """Act on a node that is up."""
+        self._decide(ev.NodeJoined(node))
+
+    def hosts_lost(self, numbers: Sequence[int], error: Exception) -> None:
+        """Act on the end of the job that runs hosts of sources and sinks."""
+        self._decide(ev.HostsLost(tuple(numbers), error))
+
+    def ends_host_lost(self, number: int, how: str) -> None:
+        """Act on the end of a host of sources and sinks."""
+        self._decide(ev.HostLost(number, how))
+
+    def message_lost(self, error: ProtocolError) -> None:
+        """Act on a lost message to the driver, of this run or another."""
+        self._decide(ev.MessageLost(error))
+
+    def abandon(self) -> None:
+        """End with the cluster, and with every process of the run."""
+        self._decide(ev.ClusterGone())
+
+    def tick(self) -> None:
+        """Let time pass; called every second, or more often."""
+        if self.phase is not RunPhase.ENDED:
+            for number in self._participants.hosts:
+                self._connections.send_host(number, say.Beat())
+        if self._batches is not None and self.phase not in OVER:
+            self._batches.tick(time.monotonic())
+        if self.phase is RunPhase.RUNNING:
+            self.leads.tick(may_begin=not self._life.draining_put_off)
+        self._decide(ev.Tick())
+
+    # What the user wants
+
+    def drain(self) -> None:
+        """Let the sources stop, and everything that they have sent be processed."""
+        self._decide(ev.DrainAsked())
+
+    def end(self) -> None:
+        """End every process of the run."""
+        self._decide(ev.EndAsked())
+
+    def fail(self, error: Exception) -> None:
+        """End the run because of a failure; only the first one counts."""
+        self._decide(ev.RunFailed(error))
+
+    def on_ended(self, callback: Callable[[], None]) -> None:
+        """Call something when the run has ended; must not take long."""
+        self._callbacks.append(callback)
+
+    def missing(self) -> str:
+        """Who has yet to come up or to answer, in words."""
+        return self._life.missing()
+
+    # Batches of a query, and shards that change their executor
 
     def sources_started(self) -> None:
-        """Tuples flow, for the first time or again."""
-        if self.recovery.under_way:
-            return  # somebody was lost meanwhile: all begin again when the successor is up
-        self._running_at = time.monotonic()
-        told = self.recovery.recovered()
-        if self.phase is RunPhase.STARTING:
-            self.journal.write(
-                "run running", run=self.run, seconds=self._age(), epoch=self.epochs.committed
-            )
-        if told is not None:
-            reason, seconds = told
-            self.journal.write(
-                "recovered",
-                run=self.run,
-                epoch=self.epochs.committed,
-                seconds=round(seconds, 6),
-                reason=reason,
-            )
-        if self._draining.asked:
-            self._set_phase(RunPhase.DRAINING)
-            self._draining.stop_sources()
-        else:
-            self._set_phase(RunPhase.RUNNING)
-
-    def epoch_committed(self, epoch: Epoch, seconds: float, size: int) -> None:
-        """The epoch is durable, whatever happens now."""
-        self.recovery.committed()
-        if self.epochs.durable:
-            self.journal.write(
-                "epoch committed", run=self.run, epoch=epoch, seconds=round(seconds, 6), bytes=size
-            )
-        self.answers.commit(epoch)
-
-    def last_epoch_committed(self) -> None:
-        """And so is the last one."""
-        if self.phase is RunPhase.DRAINING:
-            self._come_to_rest()
-
-    def storage_failed(self, error: Exception) -> None:
-        """The checkpoint cannot be written: what is committed stays, and the run ends."""
-        self.fail(error)
+        """Take in that the query's tuples flow."""
+        self._decide(ev.BatchesFlow())
 
     def ask_why(self, missing: Sequence[Peer]) -> None:
-        """Let those who have not answered say why, if they can."""
-        self.answers.recounts.clear()
-        for who in missing:
-            if self._attendance.is_executor(who):
-                self._send(who, say.Explain())
+        """Let silent executors say why they wait, if they can."""
+        self._decide(ev.AnswersLate(tuple(missing)))
 
     def too_late(self, missing: Sequence[Peer], reason: str) -> None:
-        """These have not answered for too long."""
-        words = " | ".join([reason, *self.answers.explained()])
-        if missing and self.recovers:
-            self.recovery.too_late(missing, words)
-        else:
-            self.fail(RunError("run", "go on", f"does not: {words}"))
-
-    def interrupted(self) -> None:
-        """Tuples do not flow, until everybody has begun again."""
-        if self.phase in (RunPhase.RUNNING, RunPhase.DRAINING):
-            self._set_phase(RunPhase.RECOVERING)
-
-    def give_up(self, kind: str, reason: str, summary: str) -> None:
-        """Something fails again and again."""
-        self.fail(
-            RunError(
-                kind,
-                "go on",
-                f"was lost too often without an epoch committed in between ({summary}). "
-                f"The last time: {reason}",
-                "what is committed is kept: find the cause, and submit with the same checkpoint",
-            )
-        )
-
-    @property
-    def recovers(self) -> bool:
-        """Whether the run would go on after a loss."""
-        going = (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.RECOVERING, RunPhase.DRAINING)
-        return self.recovery.possible and self.phase in going
-
-    def _on_said(self, message: say.Said) -> None:
-        what, who = message.what, message.who
-        match what:
-            case do.ReportReady(attempt):
-                self.epochs.handle(co.ParticipantReady(who, attempt))
-            case do.ReportPrepared(attempt, epoch, notes):
-                self.epochs.handle(co.ParticipantPrepared(who, attempt, epoch, notes))
-            case do.ReportFailure(attempt, reason) if self.recovers:
-                self.recovery.failed(who, attempt, f"{who}: {reason}")
-            case do.ReportFailure(_, reason):
-                self.fail(RunError(who, "go on", f"failed: {reason}"))
-            case say.Rested():
-                self._on_rested(who)
-            case _ if isinstance(what, REPORTS):
-                self.epochs.note(who, what)
-                if self.epochs.durable or not isinstance(what, do.ReportSealed):
-                    note_report(self.journal, who, what)
-            case co.ParticipantReady() | co.ParticipantPrepared():
-                self.epochs.handle(what)
-            case _ if isinstance(what, ANSWERS):
-                self.leads.take(who, what)
-            case _:
-                self._hub.mail.drop(f"{type(what).__name__} is no report")
-
-    # Shards that change their executor
+        """Act on participants that have not answered for too long."""
+        self._decide(ev.AnswersLate(tuple(missing), reason))
 
     def round_over(self) -> None:
-        """No shard of some operator is on the move any more."""
-        if self._draining.put_off:
-            self._draining.put_off = False
-            self._drain()
+        """Take in that no shard of some operator is on the move any more."""
+        if not self.leads.busy:
+            self._decide(ev.ShardsSettled())
 
     # Cores
 
@@ -288,7 +334,8 @@ class Supervisor:
     @property
     def has_settled(self) -> bool:
         """Whether tuples have flowed for long enough that what is measured means something."""
-        since = max(self._running_at, self.epochs.flowing_since)
+        flowing = -math.inf if self._batches is None else self._batches.flowing_since
+        since = max(self._life.running_at, flowing)
         return self.is_running and time.monotonic() - since >= _SETTLE_S
 
     @property
@@ -302,237 +349,33 @@ class Supervisor:
         operators = {operator.name: operator.inputs for operator in self.plan.operators}
         return operators | {sink.name: sink.inputs for sink in self.plan.sinks}
 
-    def set_cores(self, who: Peer, wanted: Mapping[NodeId, int]) -> None:
+    def set_cores(self, who: Peer, wanted: Mapping[NodeId, int], *, by_hand: bool = False) -> None:
         """Tell an executor which cores it should have from now on."""
-        there = {node: count for node, count in wanted.items() if node in self._hub.nodes}
-        if sum(there.values()):  # otherwise it was decided before the node was lost
-            self.cores[who] = there
-            self.cores_changed()
-            self._send(who, say.SetCores(there))
+        if by_hand:
+            self.by_hand.add(who)
+        self._decide(ev.CoresAsked(who, wanted, by_hand))
 
     def cores_changed(self) -> None:
-        """Some executor of the run should have other cores than before."""
+        """Count that an executor of the run should have other cores than before."""
         self._hub.cores_version += 1
-
-    def on_ended(self, callback: Callable[[], None]) -> None:
-        """Have something done when the run has ended; must not take long."""
-        self._callbacks.append(callback)
 
     def home(self, who: Peer) -> NodeId:
         """The node of an executor's main process."""
-        return self._attendance.placements[who].node
+        return self._participants.placements[who].node
 
     @property
     def whereabouts(self) -> Mapping[str, Endpoint]:
-        """Where those are that are up."""
-        return self._attendance.book
+        """Where the participants are that are up."""
+        return self._connections.book
 
-    @property
-    def nodes(self) -> frozenset[NodeId]:
-        """The nodes that are up."""
-        return frozenset(self._hub.nodes)
-
-    def endpoint_of(self, node: NodeId) -> Endpoint:
-        """Where a node is."""
-        return self._hub.nodes[node].endpoint
-
-    @property
-    def is_scheduled(self) -> bool:
-        """Whether somebody decides about its cores."""
-        return self.latency_target is not None
-
-    def after(self, seconds: float, function: Callable[[], None]) -> None:
-        """Have something done in the hub's thread, so many seconds from now."""
-        self._hub.after(seconds, function)
-
-    def ask(self, who: Peer, message: Any) -> None:
-        """Send something to an executor."""
-        self._send(who, message)
-
-    def _on_staff(self, message: say.Staff) -> None:
-        self.ledger.staff(message)
-        note_staff(self.journal, message)
-        self.answers.notify()
-        self._hub.staff_changed(self.run, message.who)
-
-    # The end
-
-    def drain(self) -> None:
-        """Let the sources stop, and everything that they have sent be processed."""
-        self._draining.asked = True
-        self._drain()
-
-    def _drain(self) -> None:
-        if self.leads.busy:
-            self._draining.put_off = True  # a paused source cannot end an epoch
-        elif self.phase is RunPhase.RUNNING:
-            self._set_phase(RunPhase.DRAINING)
-            self._draining.stop_sources()
-            self.epochs.end_last()
-        elif self._draining.asked and self.phase in (RunPhase.STARTING, RunPhase.RECOVERING):
-            self.epochs.end_last()
-
-    def _on_exhausted(self, message: say.Exhausted) -> None:
-        if message.attempt == self.epochs.attempt and self._draining.exhausted(message.who):
-            self._drain()
-
-    def _come_to_rest(self) -> None:
-        """Everything is processed; before state is read, the last shard must have arrived."""
-        if self.ends_by_itself and not self.epochs.durable:
-            self._drained()
-            self.end()
-            return
-        # Until the sinks have published the last epoch, one that is lost is worth replacing.
-        executors = () if self.ends_by_itself else self.executors
-        self._draining.rest((*executors, *self.sinks))
-
-    def _on_rested(self, who: Peer) -> None:
-        if self.phase is RunPhase.DRAINING and self._draining.rested(who):
-            self._drained()
-            if self.ends_by_itself:
-                self.end()
-
-    def _drained(self) -> None:
-        self._draining.done = True
-        self.journal.write("run drained", run=self.run, seconds=self._age())
-        self._set_phase(RunPhase.DRAINED)
-
-    def end(self) -> None:
-        """End every process of the run."""
-        if self.phase in OVER:
-            return
-        self._set_phase(RunPhase.ENDING)
-        self.epochs.stop()
-        self._ending.begin(publishing=self._draining.done and self.epochs.durable)
-        self._try_to_close()
-
-    def fail(self, error: Exception) -> None:
-        """End the run because of a failure; only the first one counts."""
-        if self.phase in OVER:
-            return
-        self.error = error
-        self.journal.write("failure", run=self.run, reason=str(error))
-        self.end()
-
-    def _on_failed(self, message: say.Failed) -> None:
-        error = _unpickled(message)
-        if isinstance(error, ProtocolError) and self.recovers:
-            who, _, node = message.who.partition(" on node ")
-            if node:  # the node goes on, and somebody waits for its answer in vain
-                attempt = self.epochs.attempt
-                self.recovery.failed(Peer(who), attempt, f"{message.who}: {error}")
-            return  # otherwise the process that says so ends, and that is what counts
-        if self.phase is RunPhase.ENDING and self._draining.done and self.error is None:
-            # A sink that cannot close has lost what it had kept: that is no success.
-            self.error = error
-            self.journal.write("failure", run=self.run, reason=str(error))
-        else:
-            self.fail(error)
-
-    def _on_process_ended(self, message: say.ProcessEnded) -> None:
-        """A process has ended that should not have."""
-        who = Peer(message.who)
-        if message.life != self._attendance.lives[who]:
-            return
-        how = described_end(message.code)
-        last = f"\nIts last words:\n{message.said.rstrip()}" if message.said.strip() else ""
-        reason = f"was lost: its process on node {message.node!r} ended ({how}){last}"
-        named = who if message.task is None else f"{who}, task {message.task}"
-        if not self.recovers:
-            self.fail(RunError(named, "go on", reason))
-        elif message.task is None:
-            self.recovery.participant_lost(who, f"{named} {reason}")
-        else:
-            self.recovery.task_lost(who, message.task, f"{named} {reason}")
-
-    def node_lost(self, node: NodeId, slot: str, reason: str) -> None:
-        """A node is gone."""
-        self._ending.gone(node)
-        used = {n for cores in self.cores.values() for n, count in cores.items() if count}
-        used |= {placed.node for placed in self._attendance.placements.values()}
-        if self.recovers:
-            self.recovery.node_lost(node, slot, f"node {node!r} was lost: {reason}")
-        elif node in used:
-            self.fail(RunError(f"node {node!r}", "go on", f"was lost: {reason}"))
-        self._try_to_close()
-
-    def node_joined(self, node: NodeId) -> None:
-        """A node is there that was not."""
-        if self.recovers:
-            self.recovery.node_joined(node)
-
-    def _on_run_ended(self, message: say.RunEnded) -> None:
-        self._ending.gone(message.node)
-        self._try_to_close()
-
-    def hosts_lost(self, numbers: Sequence[int], error: Exception) -> None:
-        """The job that hosts sources and sinks has ended; too early, if the run goes on."""
-        if self.recovers and self.phase is not RunPhase.STARTING:
-            self.recovery.hosts_lost(numbers, str(error))
-        else:
-            self.fail(error)
-
-    def ends_host_lost(self, number: int, how: str) -> None:
-        """A host of sources and sinks has ended; if the run goes on, that was too early."""
-        if number in self._attendance.hosts and self.phase not in OVER:
-            who, reason = f"host {number} of sources and sinks", f"was lost: it ended ({how})"
-            if self.recovers:
-                self.recovery.hosts_lost([number], f"{who} {reason}")
-            else:
-                self.fail(RunError(who, "go on", reason))
-        self._ending.gone(ends_name(number))
-        self._try_to_close()
-
-    def _try_to_close(self) -> None:
-        if self.phase is not RunPhase.ENDING or self._ending.left:
-            return
-        self._attendance.close()
-        self.epochs.close()
-        self.journal.write(
-            "run ended", run=self.run, seconds=self._age(), error=str(self.error or "")
-        )
-        self.journal.close()
-        self._set_phase(RunPhase.ENDED)
-        self.cores_changed()
-        for callback in self._callbacks:
-            callback()
-
-    def abandon(self) -> None:
-        """The cluster is gone, and with it every process of the run."""
-        if self.phase is not RunPhase.ENDED:
-            gone = RunError("cluster", "outlive its runs", "was stopped while the run was going on")
-            self.error = self.error or (gone if self.phase is not RunPhase.ENDING else None)
-            self._ending.left.clear()
-            self.phase = RunPhase.ENDING
-            self._try_to_close()
-
-    def tick(self) -> None:
-        """Look at the clock: nobody may be waited for without end, nor left without a word."""
-        now = time.monotonic()
-        if self.phase is not RunPhase.ENDED:
-            self._attendance.beat()
-        if self.recovers:
-            self.recovery.tick(now)
-        if self.phase not in OVER:
-            self.epochs.tick(now, self.recovery.under_way)
-        if self.phase is RunPhase.DRAINING and (missing := self._draining.overdue(now)):
-            self.too_late(missing, f"not at rest within {self._patience_s:g} s: {missing}")
-        if self.phase is RunPhase.RUNNING:
-            self.leads.tick(may_begin=not self._draining.put_off)
-        if self.phase is RunPhase.STARTING and now > self._start_by:
-            self.fail(RunError("run", "start in time", f"did not start in time: {self.missing()}"))
-        if self.phase is RunPhase.ENDING and (silent := self._ending.overdue(now)):
-            self.journal.write("failure", run=self.run, reason=f"no word of its end from {silent}")
-            self._try_to_close()
-
-    def missing(self) -> str:
-        """Who has yet to come up, in words."""
-        return self._attendance.missing() or "; ".join(self.epochs.waiting_for())
+    def ask(self, who: str, message: Any) -> None:
+        """Send something to a participant, if it is up."""
+        self._connections.send(who, message)
 
     # Everything that arrives
 
     def take(self, message: Any) -> None:
-        """A message of this run."""
+        """Handle a message of this run."""
         handler = _HANDLERS.get(type(message))
         if handler is None:
             self._hub.mail.drop(f"{type(message).__name__} is not for a run")
@@ -543,6 +386,50 @@ class Supervisor:
             if self.phase not in OVER:
                 self._hub.mail.drop(str(error))
 
+    def _on_host_up(self, message: say.EndsHostUp) -> None:
+        near = self._connections.near(message.number)
+        self._connections.know_host(message)
+        self._decide(ev.HostUp(message.number, near))
+
+    def _on_said(self, message: say.Said) -> None:
+        what, who = message.what, message.who
+        match what:
+            case report.ReportReady(attempt):
+                self._answered(co.ParticipantReady(who, attempt))
+            case report.ReportPrepared(attempt, epoch, notes):
+                self._answered(co.ParticipantPrepared(who, attempt, epoch, notes))
+            case report.ReportFailure(attempt, reason):
+                self._decide(co.ParticipantFailed(who, attempt, reason))
+            case say.Rested():
+                self._decide(ev.ParticipantRested(who))
+            case _ if isinstance(what, REPORTS):
+                if self._batches is not None:
+                    self._batches.note(who, what)
+                if self._life.durable or not isinstance(what, report.ReportSealed):
+                    note_report(self.journal, who, what)
+            case co.ParticipantReady() | co.ParticipantPrepared():
+                self._answered(what)
+            case _ if isinstance(what, ANSWERS):
+                self.leads.take(who, what)
+            case _:
+                self._hub.mail.drop(f"{type(what).__name__} is no report")
+
+    def _answered(self, event: co.ParticipantReady | co.ParticipantPrepared) -> None:
+        if self._batches is not None:
+            self._batches.handle(event)
+        else:
+            self._decide(event)
+
+    def _on_process_ended(self, message: say.ProcessEnded) -> None:
+        how = described_end(message.code)
+        last = f"\nIts last words:\n{message.said.rstrip()}" if message.said.strip() else ""
+        reason = f"was lost: its process on node {message.node!r} ended ({how}){last}"
+        self._decide(ev.ProcessLost(Peer(message.who), message.life, message.task, reason))
+
+    def _on_recount(self, message: say.Recount) -> None:
+        self.answers.take(message)
+        self._decide(ev.WaitExplained(message.who, message.waits))
+
     def _on_collected(self, message: say.Collected) -> None:
         try:
             self.answers.collect(message)
@@ -550,14 +437,14 @@ class Supervisor:
             self.fail(error)
 
     def _on_done(self, message: say.PartitionDone) -> None:
-        if isinstance(self.epochs, BatchDriver):
-            self.epochs.done(message)
+        if self._batches is not None:
+            self._batches.done(message)
 
-    def _on_answer(self, message: say.Recount | say.StateRead) -> None:
-        self.answers.take(message)
-
-    def _on_shard_loads(self, message: say.ShardLoadsMeasured) -> None:
-        self.leads.loads(message)
+    def _on_staff(self, message: say.Staff) -> None:
+        self.ledger.staff(message)
+        note_staff(self.journal, message)
+        self.answers.notify()
+        self._hub.staff_changed(self.run, message.who)
 
     def _on_measured(self, message: say.Measured) -> None:
         self.ledger.executor(message)
@@ -569,13 +456,13 @@ class Supervisor:
         if self.latency_target is not None and self.has_settled:
             self.interval.source(message)
 
-    def _on_sink_measured(self, message: say.SinkMeasured) -> None:
-        self.ledger.sink(message)
 
-    def _set_phase(self, phase: RunPhase) -> None:
-        with self.changed:
-            self.phase = phase
-            self.changed.notify_all()
+def _base(checkpoint: Checkpoint | None) -> EpochBase:
+    """What a run starts from."""
+    if checkpoint is None:
+        return EpochBase()
+    notes = {Peer(who): note for who, note in checkpoint.notes.items()}
+    return EpochBase(True, checkpoint.committed, checkpoint.first_attempt, notes)
 
 
 def _unpickled(message: say.Failed) -> Exception:
@@ -592,19 +479,19 @@ def _unpickled(message: say.Failed) -> Exception:
 
 _HANDLERS: dict[type, Callable[[Supervisor, Any], None]] = {
     say.EndsHostUp: Supervisor._on_host_up,
-    say.Registered: Supervisor._on_registered,
+    say.Registered: lambda run, up: run._decide(ev.ParticipantUp(up.who, up.life, up)),
     say.Said: Supervisor._on_said,
     say.Staff: Supervisor._on_staff,
-    say.Exhausted: Supervisor._on_exhausted,
-    say.Failed: Supervisor._on_failed,
-    say.RunEnded: Supervisor._on_run_ended,
+    say.Exhausted: lambda run, told: run._decide(ev.SourceExhausted(told.who, told.attempt)),
+    say.Failed: lambda run, told: run._decide(ev.ProcessFailed(told.who, _unpickled(told))),
+    say.RunEnded: lambda run, told: run._decide(ev.PlaceCleared(told.node)),
     say.Collected: Supervisor._on_collected,
-    say.Recount: Supervisor._on_answer,
-    say.StateRead: Supervisor._on_answer,
+    say.Recount: Supervisor._on_recount,
+    say.StateRead: lambda run, told: run.answers.take(told),
     say.PartitionDone: Supervisor._on_done,
-    say.ShardLoadsMeasured: Supervisor._on_shard_loads,
+    say.ShardLoadsMeasured: lambda run, told: run.leads.loads(told),
     say.Measured: Supervisor._on_measured,
     say.SourceMeasured: Supervisor._on_source_measured,
-    say.SinkMeasured: Supervisor._on_sink_measured,
+    say.SinkMeasured: lambda run, told: run.ledger.sink(told),
     say.ProcessEnded: Supervisor._on_process_ended,
 }

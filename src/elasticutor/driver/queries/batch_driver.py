@@ -131,12 +131,6 @@ class BatchDriver:
             case do.ReportHotShards(shards):
                 self.reporter.hot[who] = shards
 
-    def end_last(self) -> None:
-        """Nobody but the query ends its batches."""
-
-    def go_on(self) -> None:
-        """Nor does anybody else take that back."""
-
     # Tasks
 
     def arrive(self, message: say.Arrive) -> None:
@@ -221,7 +215,7 @@ class BatchDriver:
         if error is None:
             self._decide(ba.WentBack(attempt))
         else:
-            self._supervisor.storage_failed(error)
+            self._supervisor.fail(error)
 
     def _admit(self, order: ba.Admit) -> None:
         supervisor = self._supervisor
@@ -276,7 +270,7 @@ class BatchDriver:
         if self._closed:
             return  # whoever goes on from here finds the manifest
         if error is not None:
-            self._supervisor.storage_failed(error)
+            self._supervisor.fail(error)
             return
         self.reporter.wrote(size)
         self._supervisor.journal.write(
@@ -291,7 +285,7 @@ class BatchDriver:
 
     # Time
 
-    def tick(self, now: float, absent: bool) -> None:
+    def tick(self, now: float) -> None:
         """Let tasks know that the driver is alive, and wait for nobody without end."""
         for task in self.batches.present:
             self._hub.mail.send(self._name(task), say.Beat())
