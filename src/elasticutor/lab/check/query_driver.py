@@ -133,7 +133,7 @@ class CheckedQueryDriver:
                 host = self._run.world.executors[name]
                 if host.alive:
                     host.die()
-                self._run.place_executor(name, self._operator)
+                self._run.place_anywhere(name, self._operator)
 
     def forget_stages(self) -> None:
         """Whoever numbers the stages begins anew, and nobody remembers anything."""

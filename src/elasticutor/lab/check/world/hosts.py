@@ -251,8 +251,12 @@ class ExecutorHost:
 
     def lose_task(self, task: TaskId) -> None:
         """Kill a task's process, and notice it a little later."""
-        self.tasks.pop(task).end()
+        self.end_task(task)
         self.world.kernel.after(self.world.surroundings.notice_s(), self.tell, ev.TaskLost(task))
+
+    def end_task(self, task: TaskId) -> None:
+        """Kill a task's process."""
+        self.tasks.pop(task).end()
 
     def suspect_task(self, task: TaskId, lives_on_s: float) -> TaskHost:
         """Take a task for lost that is not; it goes on for a while with what it was given."""
@@ -262,15 +266,21 @@ class ExecutorHost:
         return zombie
 
     def lose_node(self, node: NodeId) -> None:
-        """Lose what this executor has on another node."""
+        """Lose what this executor has on another node, and notice it a little later."""
+        if self.end_store(node):
+            notice_s = self.world.surroundings.notice_s()
+            self.world.kernel.after(notice_s, self.tell, ev.NodeLost(node))
+
+    def end_store(self, node: NodeId) -> bool:
+        """Kill what this executor has on another node; says whether there was anything."""
         keeper = self.keepers.pop(node, None)
         if keeper is None:
-            return
+            return False
         keeper.end()
         for task, host in list(self.tasks.items()):
             if host.node == node:
-                self.tasks.pop(task).end()
-        self.world.kernel.after(self.world.surroundings.notice_s(), self.tell, ev.NodeLost(node))
+                self.end_task(task)
+        return True
 
     def die(self) -> None:
         """Lose the main process; its tasks and stores go with it."""
