@@ -17,7 +17,7 @@ _TOO_OFTEN = " was lost too often"
 
 
 class RunInvariants:
-    """Watches what the life of one durable run is told, and what it orders.
+    """Watches what the life of one run is told, and what it orders.
 
     It keeps books of its own: which life of whom was started, is up, or is dropped.
 
@@ -25,14 +25,23 @@ class RunInvariants:
         roles: Who takes part.
         terms: What the run keeps to.
         violate: Takes what must not be.
+        durable: Whether it has a checkpoint.
     """
 
-    def __init__(self, roles: Roles, terms: Terms, violate: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        roles: Roles,
+        terms: Terms,
+        violate: Callable[[str], None],
+        *,
+        durable: bool = True,
+    ) -> None:
         self._terms = terms
         self._violate = violate
         self._everybody = (*roles.executors, *roles.sources, *roles.sinks)
         kept = () if terms.end_when_drained else roles.executors
-        self._to_rest = frozenset((*kept, *roles.sinks))
+        publishing = roles.sinks if durable or kept else ()
+        self._to_rest = frozenset((*kept, *publishing))
         self._started: dict[Peer, int] = {}
         self._dropped: dict[Peer, int] = {}
         self._up: dict[Peer, int] = {}
