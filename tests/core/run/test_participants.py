@@ -1,4 +1,4 @@
-"""Who is up, which life counts, and who is told of whom and of which nodes."""
+"""Who is up, which life counts, and which addresses and nodes each learns of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a run: every node and host is told, and says when nothing of it is left."""
+"""The end of a run: every node and host ends its part, and says when nothing of it is left."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Participants:
         self._are_executors = frozenset(self.executors)
         self._ends = (*self.sources, *self.sinks)
         self._end_numbers = {who: number for number, who in enumerate(self._ends)}
-        self._begun: dict[Peer, int] = {}  # the last life that a host was told to start
+        self._begun: dict[Peer, int] = {}  # the last life that a host was to start
         self._introductions = Introductions(roles.groups)
         self._nodes: dict[NodeId, int] = {}
         """When each node came, counted in arrivals."""

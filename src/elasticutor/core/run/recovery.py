@@ -1,7 +1,7 @@
 """What is done about losses: who is started again and where, and when a new attempt begins.
 
 ```
-lost: a task          its main process is told, starts another one, and gives the attempt up
+lost: a task          its main process starts another one, and gives the attempt up
       a main process  what is left of it is dropped everywhere, and another one started
       a node          all of that, for each executor that had something there
       source or sink  another one is started

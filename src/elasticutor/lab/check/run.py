@@ -152,7 +152,7 @@ class CheckedRun(ABC):
         return self.rng.uniform(0.001, 0.03)
 
     def service_s(self, host: TaskHost, rows: int) -> float:
-        """How long a task works on so many tuples."""
+        """How long a task works on a number of tuples."""
         return rows * self.scenario.row_s * self.rng.uniform(0.5, 2.0)
 
     def pause_s(self, host: TaskHost) -> float | None:
@@ -238,7 +238,7 @@ class CheckedRun(ABC):
             self.kernel.after(self.scenario.balance_s, self._balance, host)
 
     def _replace_cores(self, host: ExecutorHost) -> None:
-        """Whoever schedules does not leave an executor without a core."""
+        """Give an executor without a core another one, as a scheduler does."""
         staying = [t for t in host.core.tasks.values() if t.status is not TaskStatus.LEAVING]
         if not staying:
             host.tell(ev.CoreGranted(self.rng.choice(self._nodes)))
@@ -303,7 +303,7 @@ class CheckedRun(ABC):
                 self.oracle.counts["suspected_tasks"] += 1
                 self.note("fault", f"take task {task} of {host.name} for lost, though it lives")
                 zombie = host.suspect_task(task, lives_on_s=self.rng.uniform(0.0, 0.1))
-                # What it reads may change under its hands; that is no fault, if nobody sees it.
+                # What it reads may change under its hands; that is no fault while it stays unseen.
                 zombie.operator = replace(self._operator_of(host), complain=lambda text: None)
             else:
                 self.note("fault", f"kill task {task} of {host.name}")

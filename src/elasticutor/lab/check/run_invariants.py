@@ -17,7 +17,7 @@ _TOO_OFTEN = " was lost too often"
 
 
 class RunInvariants:
-    """Watches what the life of one run is told, and what it orders.
+    """Watches the events and the instructions of one run.
 
     It keeps books of its own: which life of whom was started, is up, or is dropped.
 

@@ -306,7 +306,7 @@ class TopologyRun(CheckedRun):
         self._register(who, life, Address(f"{who}#{self._incarnations}"))
 
     def _not_yet_known(self, who: Peer, known: Address | None) -> None:
-        """Let others send to where it was until they are told where it is."""
+        """Let others send to its old address until they are introduced to the new one."""
         self.world.peers.pop(who)
         if known is not None:
             self.world.peers[who] = known
@@ -332,13 +332,24 @@ class TopologyRun(CheckedRun):
 
     def _lose(self, who: Peer, *, noticed: bool = True) -> None:
         simulated = self._processes.get(who)
-        if simulated is not None and self._kill(who, simulated.life) and noticed:
-            lost = ru.ProcessLost(who, simulated.life, None, "was lost")
-            self._later(lost, self.notice_s())
+        if simulated is None:
+            return
+        life = simulated.life
+        self._kill(who, life)
+        if noticed:
+            self._later(ru.ProcessLost(who, life, None, "was lost"), self.notice_s())
+        if self.rng.random() < 0.3:  # its registration has been under way for long
+            late = ru.ParticipantUp(who, life, Address(f"{who} is gone"))
+            self._later(late, 2 * self.notice_s())
 
     def lose_main(self, host: ExecutorHost) -> None:
-        """Lose a main process; its node notices."""
+        """Lose a main process; its node notices, and that its tasks end with it."""
+        simulated, tasks = self._processes.get(host.name), sorted(host.tasks)
         self._lose(host.name)
+        if simulated is not None:
+            for task in tasks:
+                lost = ru.ProcessLost(host.name, simulated.life, task, "was lost with it")
+                self._later(lost, 2 * self.notice_s())
 
     def lose_task_of(self, host: ExecutorHost, task: TaskId) -> None:
         """Lose a task's process; its node notices."""
