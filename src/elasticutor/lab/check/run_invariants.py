@@ -66,6 +66,9 @@ class RunInvariants:
         follows = isinstance(event, co.ParticipantFailed) and event.attempt == counted_before
         if len(notes) > (0 if follows else 1):
             self._violate(f"life: a loss is counted again: {event}")
+        drops, waits = (any(isinstance(o, k) for o in instructions) for k in (do.DropLife, do.Wake))
+        if drops and waits and self._losses.total() == 1:
+            self._violate(f"life: the first loss since a commit waits for a moment: {event}")
 
     def _look_at_event(self, event: ev.RunEvent, instructions: Sequence[do.RunInstruction]) -> None:
         match event:
