@@ -280,7 +280,7 @@ class Supervisor:
         if self._batches is not None and self.phase not in OVER:
             self._batches.tick(time.monotonic())
         if self.phase is RunPhase.RUNNING:
-            self.leads.tick(may_begin=not self._life.draining_put_off)
+            self.leads.tick(may_begin=not self._life.draining.put_off)
         self._decide(ev.Tick())
 
     # What the user wants

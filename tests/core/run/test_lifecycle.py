@@ -193,7 +193,7 @@ def test_a_drain_waits_for_shards_that_change_their_executor() -> None:
     rig.shards_move = True
     rig.tell(ev.DrainAsked())
     assert rig.phase is RunPhase.RUNNING
-    assert rig.life.draining_put_off
+    assert rig.life.draining.put_off
     rig.shards_move = False
     rig.tell(ev.ShardsSettled())
     assert rig.phase is RunPhase.DRAINING

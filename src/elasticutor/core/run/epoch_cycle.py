@@ -33,8 +33,8 @@ class EpochWatcher(LateWatcher, Protocol):
     def last_epoch_committed(self) -> None:
         """And so is the last one: all participants learn that it is committed."""
 
-    def storage_failed(self, error: Exception) -> None:
-        """The checkpoint cannot be written."""
+    def fail(self, error: Exception) -> None:
+        """The checkpoint cannot be written; what is committed stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class EpochCycle:
                 seconds = now - self._began_at
                 self._watcher.epoch_committed(event.epoch, seconds, event.size)
         elif event.error is not None:
-            self._watcher.storage_failed(event.error)
+            self._watcher.fail(event.error)
         else:
             self._written(event.epoch, event.attempt, event.size, now)
 

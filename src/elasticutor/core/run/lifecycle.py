@@ -106,7 +106,7 @@ class RunLifecycle:
             free_cores=free_cores,
             scheduled=terms.latency_target is not None,
         )
-        self._draining = Draining(self._emit, self.participants, terms.patience_s)
+        self.draining = Draining(self._emit, self.participants, terms.patience_s)
         self._ending = Ending(self._emit, self.participants)
 
     def handle(self, event: ev.RunEvent, now: float) -> list[do.RunInstruction]:
@@ -138,11 +138,6 @@ class RunLifecycle:
     def recovers(self) -> bool:
         """Whether the run goes on after a loss."""
         return self.durable and self.phase in _GOING
-
-    @property
-    def draining_put_off(self) -> bool:
-        """Whether the run drains as soon as no shard is on its way between executors."""
-        return self._draining.put_off
 
     def _emit(self, instruction: do.RunInstruction) -> None:
         self._out.append(instruction)
@@ -177,7 +172,7 @@ class RunLifecycle:
             if self.recovers:
                 self._recovery.host_replaced(number, f"{who} {reason}", self._now)
             else:
-                self._fail(RunError(who, "go on", reason))
+                self.fail(RunError(who, "go on", reason))
                 self._emit(do.DismissHost(number))
 
     def _on_up(self, event: ev.ParticipantUp) -> None:
@@ -204,8 +199,8 @@ class RunLifecycle:
 
     def attempt_begun(self, attempt: Attempt) -> None:
         """Let all participants go back to the last epoch that was committed."""
-        self._draining.begin_again()
-        if not self._draining.asked and self.epochs is not None:
+        self.draining.begin_again()
+        if not self.draining.asked and self.epochs is not None:
             self.epochs.go_on()
         self._emit(do.DiscardUncommitted(attempt))
 
@@ -221,9 +216,9 @@ class RunLifecycle:
         if recovered is not None:
             reason, seconds = recovered
             self._journal("recovered", epoch=epoch, seconds=round(seconds, 6), reason=reason)
-        if self._draining.asked:
+        if self.draining.asked:
             self._enter(RunPhase.DRAINING)
-            self._draining.stop_sources()
+            self.draining.stop_sources()
         else:
             self._enter(RunPhase.RUNNING)
 
@@ -244,11 +239,7 @@ class RunLifecycle:
             return
         # Until the sinks have published the last epoch, one that is lost is worth replacing.
         executors = () if self._terms.end_when_drained else self.participants.executors
-        self._draining.rest((*executors, *self.participants.sinks), self._now)
-
-    def storage_failed(self, error: Exception) -> None:
-        """End the run, as its checkpoint cannot be written; what is committed stays."""
-        self._fail(error)
+        self.draining.rest((*executors, *self.participants.sinks), self._now)
 
     # Late answers
 
@@ -264,7 +255,7 @@ class RunLifecycle:
         if missing and self.recovers:
             self._recovery.too_late(missing, words, self._now)
         else:
-            self._fail(RunError("run", "go on", f"does not: {words}"))
+            self.fail(RunError("run", "go on", f"does not: {words}"))
 
     def _on_late(self, event: ev.AnswersLate) -> None:
         if event.reason is None:
@@ -281,7 +272,7 @@ class RunLifecycle:
 
     def give_up(self, kind: str, reason: str, summary: str) -> None:
         """End the run: something fails again and again."""
-        self._fail(
+        self.fail(
             RunError(
                 kind,
                 "go on",
@@ -296,7 +287,7 @@ class RunLifecycle:
             reason = f"{event.who}: {event.reason}"
             self._recovery.failed(event.who, event.attempt, reason, self._now)
         else:
-            self._fail(RunError(event.who, "go on", f"failed: {event.reason}"))
+            self.fail(RunError(event.who, "go on", f"failed: {event.reason}"))
 
     def _on_process_failed(self, event: ev.ProcessFailed) -> None:
         error = event.error
@@ -306,12 +297,12 @@ class RunLifecycle:
                 reason = f"{event.who}: {error}"
                 self._recovery.failed(Peer(who), self.epochs.attempt, reason, self._now)
             return  # otherwise the process that says so ends, and that is what counts
-        if self.phase is RunPhase.ENDING and self._draining.done and self.error is None:
+        if self.phase is RunPhase.ENDING and self.draining.done and self.error is None:
             # A sink that cannot close has lost what it had kept: that is no success.
             self.error = error
             self._journal("failure", reason=str(error))
         else:
-            self._fail(error)
+            self.fail(error)
 
     def _on_process_lost(self, event: ev.ProcessLost) -> None:
         who = event.who
@@ -320,7 +311,7 @@ class RunLifecycle:
         named = who if event.task is None else f"{who}, task {event.task}"
         reason = f"{named} {event.reason}"
         if not self.recovers:
-            self._fail(RunError(named, "go on", event.reason))
+            self.fail(RunError(named, "go on", event.reason))
         elif event.task is None:
             self._recovery.participant_lost(who, reason, self._now)
         else:
@@ -335,7 +326,7 @@ class RunLifecycle:
             reason = f"node {node!r} was lost: {event.reason}"
             self._recovery.node_lost(node, event.slot, reason, self._now)
         elif there.uses(node):
-            self._fail(RunError(f"node {node!r}", "go on", f"was lost: {event.reason}"))
+            self.fail(RunError(f"node {node!r}", "go on", f"was lost: {event.reason}"))
         self._try_to_close()
 
     def _on_node_joined(self, event: ev.NodeJoined) -> None:
@@ -349,7 +340,7 @@ class RunLifecycle:
         if self.recovers and self.phase is not RunPhase.STARTING:
             self._recovery.hosts_lost(event.numbers, str(event.error), self._now)
         else:
-            self._fail(event.error)
+            self.fail(event.error)
 
     def _on_host_lost(self, event: ev.HostLost) -> None:
         number = event.number
@@ -358,7 +349,7 @@ class RunLifecycle:
             if self.recovers:
                 self._recovery.hosts_lost([number], f"{who} {reason}", self._now)
             else:
-                self._fail(RunError(who, "go on", reason))
+                self.fail(RunError(who, "go on", reason))
         self._ending.cleared(self.participants.host_names[number])
         self._try_to_close()
 
@@ -366,7 +357,7 @@ class RunLifecycle:
         if self.recovers:
             self._recovery.message_lost(str(event.error), self._now)
         else:
-            self._fail(event.error)
+            self.fail(event.error)
 
     # Cores
 
@@ -378,39 +369,39 @@ class RunLifecycle:
     # Draining
 
     def _on_drain(self, event: ev.DrainAsked) -> None:
-        self._draining.asked = True
+        self.draining.asked = True
         self._drain()
 
     def _drain(self) -> None:
         if self.epochs is None:
             return  # a query ends its batches itself
         if self._shards_move():
-            self._draining.put_off = True  # a paused source cannot end an epoch
+            self.draining.put_off = True  # a paused source cannot end an epoch
         elif self.phase is RunPhase.RUNNING:
             self._enter(RunPhase.DRAINING)
-            self._draining.stop_sources()
+            self.draining.stop_sources()
             self.epochs.end_last(self._now)
-        elif self._draining.asked and self.phase in (RunPhase.STARTING, RunPhase.RECOVERING):
+        elif self.draining.asked and self.phase in (RunPhase.STARTING, RunPhase.RECOVERING):
             self.epochs.end_last(self._now)
 
     def _on_exhausted(self, event: ev.SourceExhausted) -> None:
         current = self.epochs is not None and event.attempt == self.epochs.attempt
-        if current and self._draining.exhausted(event.who):
+        if current and self.draining.exhausted(event.who):
             self._drain()
 
     def _on_settled(self, event: ev.ShardsSettled) -> None:
-        if self._draining.put_off:
-            self._draining.put_off = False
+        if self.draining.put_off:
+            self.draining.put_off = False
             self._drain()
 
     def _on_rested(self, event: ev.ParticipantRested) -> None:
-        if self.phase is RunPhase.DRAINING and self._draining.rested(event.who):
+        if self.phase is RunPhase.DRAINING and self.draining.rested(event.who):
             self._drained()
             if self._terms.end_when_drained:
                 self._end()
 
     def _drained(self) -> None:
-        self._draining.done = True
+        self.draining.done = True
         self._journal("run drained", seconds=self._age())
         self._enter(RunPhase.DRAINED)
 
@@ -422,10 +413,10 @@ class RunLifecycle:
         self._enter(RunPhase.ENDING)
         if self.epochs is not None:
             self.epochs.stop()
-        self._ending.begin(self._now, publishing=self._draining.done and self.durable)
+        self._ending.begin(self._now, publishing=self.draining.done and self.durable)
         self._try_to_close()
 
-    def _fail(self, error: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """End the run because of a failure; only the first one counts."""
         if self.phase in OVER:
             return
@@ -458,12 +449,12 @@ class RunLifecycle:
             self._recovery.tick(now)
         if self.phase not in OVER and self.epochs is not None:
             self.epochs.tick(now, absent=self._recovery.under_way)
-        if self.phase is RunPhase.DRAINING and (missing := self._draining.overdue(now)):
+        if self.phase is RunPhase.DRAINING and (missing := self.draining.overdue(now)):
             words = f"not at rest within {self._terms.patience_s:g} s: {missing}"
             self.too_late(missing, words)
         if self.phase is RunPhase.STARTING and now > self._began_at + self._terms.start_timeout_s:
             words = f"did not start in time: {self.missing()}"
-            self._fail(RunError("run", "start in time", words))
+            self.fail(RunError("run", "start in time", words))
         if self.phase is RunPhase.ENDING and (silent := self._ending.overdue(now)):
             self._journal("failure", reason=f"no word of its end from {silent}")
             self._try_to_close()
@@ -490,7 +481,7 @@ _HANDLERS: dict[type, Callable[[RunLifecycle, Any], None]] = {
     ev.MessageLost: RunLifecycle._on_message_lost,
     ev.ClusterGone: RunLifecycle._on_cluster_gone,
     ev.ProcessFailed: RunLifecycle._on_process_failed,
-    ev.RunFailed: lambda life, event: life._fail(event.error),
+    ev.RunFailed: lambda life, event: life.fail(event.error),
     ev.AnswersLate: RunLifecycle._on_late,
     ev.WaitExplained: lambda life, event: life._explained.update({event.who: event.waits}),
     co.ParticipantReady: RunLifecycle._on_answer,
