@@ -168,6 +168,11 @@ class AnyOrder(RuleBasedStateMachine):
     def drain_is_asked(self) -> None:
         self.tell(ev.DrainAsked())
 
+    @rule(now=st.integers(0, 20))
+    def end_is_asked(self, now: int) -> None:
+        if now == 20:
+            self.tell(ev.EndAsked())
+
     def teardown(self) -> None:
         """With answers and without losses the run drains and ends; with silence alone it fails."""
         if not hasattr(self, "rig"):

@@ -275,6 +275,17 @@ def test_a_participant_that_comes_up_after_the_end_begins_nothing() -> None:
     assert rig.begun() == []
 
 
+def test_an_answer_that_comes_after_the_end_does_not_take_that_back() -> None:
+    rig = Rig()
+    rig.hosts_up()
+    rig.up(*EVERYBODY)
+    rig.tell(ev.EndAsked())
+    rig.ready()
+    assert rig.phase is RunPhase.ENDING
+    rig.cleared()
+    assert rig.phase is RunPhase.ENDED
+
+
 def test_a_run_ends_with_its_cluster() -> None:
     rig = Rig().running()
     rig.tell(ev.ClusterGone())

@@ -206,7 +206,7 @@ class RunLifecycle:
 
     def sources_started(self) -> None:
         """Take in that tuples flow, for the first time or again."""
-        if self._recovery.under_way:
+        if self._recovery.under_way or self.phase in OVER:
             return  # one was lost meanwhile: all begin again when its successor is up
         self.running_at = self._now
         recovered = self._recovery.recovered(self._now)

@@ -110,6 +110,8 @@ class RunInvariants:
                 if self._losses[kind] <= self._terms.restarts:
                     self._violate(f"life: {kind} given up after {self._losses[kind]} losses")
             case do.EnterPhase(phase):
+                if self._phase is RunPhase.ENDING:
+                    self._violate(f"life: {phase.value} after its end was decided")
                 self._phase = phase
                 if phase is RunPhase.DRAINED and not self._to_rest <= self._rested:
                     missing = sorted(self._to_rest - self._rested)
