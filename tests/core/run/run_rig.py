@@ -86,7 +86,7 @@ class Rig:
         self.now += after_s
         self.orders = self.life.handle(event, self.now)
         self.invariants.handled(event, self.orders)
-        assert self.violations == []
+        assert not self.violations, self.violations
         for order in self.orders:
             if isinstance(order, do.StartMain):
                 self.lives[order.who] = order.life

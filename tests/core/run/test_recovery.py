@@ -105,6 +105,20 @@ def test_an_executor_without_a_node_waits_for_one() -> None:
     assert {attempt for _, attempt in rig.begun()} == {2}
 
 
+def test_one_that_waits_for_a_node_for_too_long_is_started_once_when_one_comes() -> None:
+    rig = Rig().running()
+    rig.leave(N0)
+    rig.tell(ev.Tick(), after_s=1.0)
+    rig.leave(N1)
+    rig.tell(ev.Tick(), after_s=11.0)
+    (lost,) = rig.journal("lost")
+    assert lost["reason"] == "a.0 has not come up within 10 s: there is no node"
+    rig.join(N2)
+    assert A0 not in [who for who, _ in rig.started()]
+    rig.tell(ev.Tick(), after_s=1.0)
+    assert A0 in [who for who, _ in rig.started()]
+
+
 def test_an_unused_node_may_leave_unnoticed() -> None:
     rig = Rig().running()
     rig.join(N2)

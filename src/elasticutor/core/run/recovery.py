@@ -201,6 +201,7 @@ class Recovery:
     def _replace(self, who: Peer, reason: str, now: float) -> None:
         self._note(reason, now)
         self._participants.lose(who)
+        self._homeless.discard(who)  # what becomes of the next life is decided when it is started
         pause_s = self._policy.pause_s
         self._absent[who] = now + pause_s + self._patience_s
         if pause_s:
