@@ -125,8 +125,7 @@ class RunLifecycle:
         except ProtocolError as error:
             if self.phase not in OVER:
                 self._emit(do.IgnoreMessage(str(error)))
-        out = self._out[:]
-        self._out.clear()
+        out, self._out = self._out, []
         return out
 
     @property

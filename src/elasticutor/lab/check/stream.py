@@ -7,7 +7,7 @@ processes that it starts, how they are lost, and how that is noticed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -260,7 +260,7 @@ class TopologyRun(CheckedRun):
 
     # Processes
 
-    def _start_hosts(self, numbers: Any) -> None:
+    def _start_hosts(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self.kernel.after(self.startup_s(), self._host_up, number, self._drivers)
 
@@ -453,7 +453,7 @@ class TopologyRun(CheckedRun):
         followers = [p for op in self._operators[name].downstream for p in op.executor_names]
         return self._upstreams[name], tuple(followers) or (SINK,)
 
-    def _find_groups(self) -> Any:
+    def _find_groups(self) -> Iterator[tuple[tuple[Peer, ...], tuple[Peer, ...]]]:
         for source, (root, _) in self._inputs.items():
             yield (source,), tuple(root.executor_names)
         for name in self._operators:
