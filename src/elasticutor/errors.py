@@ -8,8 +8,8 @@ ElasticutorError
 ├── OperatorError (RuntimeError)        operator: an operator raised, or its output is wrong
 ├── SinkError (RuntimeError)            sinks.base: a sink did not take what it was given
 ├── DataSourceError (RuntimeError)      spark.datasource.given: a data source broke its interface
-├── ClusterError (RuntimeError)         driver.hub: a cluster did not start, or is gone
-├── RunError (RuntimeError)             driver.life.phases: a run failed: which process, and why
+├── ClusterError (RuntimeError)         driver.loop: a cluster did not start, or is gone
+├── RunError (RuntimeError)             core.run.phases: a run failed: which process, and why
 ├── BatchError (RuntimeError)           process.batch_errors: a batch of a query cannot go on
 ├── CheckpointError (RuntimeError)      state.checkpoint.errors: a checkpoint cannot be used
 │   ├── DamagedError                    state.checkpoint.errors: a file is torn, changed or gone

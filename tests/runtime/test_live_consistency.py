@@ -11,7 +11,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from elasticutor.driver.life.phases import RunError
+from elasticutor.core.run.phases import RunError
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.lab.bench.moves.consistency import ChainLinks, ConsistencyBench, violations
 from elasticutor.operator import Operator, State

@@ -28,7 +28,7 @@ from tests.runtime.live import (
 )
 
 from elasticutor.core.protocol.ids import Peer
-from elasticutor.driver.life.phases import RunError
+from elasticutor.core.run.phases import RunError
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError, LastCoreError
@@ -162,7 +162,7 @@ def doom(cluster: ProcessCluster, run: Run, who: str, point: str) -> None:
             hub.call(lambda: hub.send_node(node, order))
         case _:
             named = {"main": MAIN, "source": supervisor.sources[0]}
-            whom = named.get(who, supervisor._attendance.sinks[0])
+            whom = named.get(who, supervisor.sinks[0])
             hub.call(lambda: supervisor.ask(whom, order))
 
 

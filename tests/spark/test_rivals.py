@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from elasticutor.driver.life.phases import RunError
+from elasticutor.core.run.phases import RunError
 from elasticutor.lab.bench.structured.data import FILES, Files, write_files
 from elasticutor.lab.bench.work import Burning
 from elasticutor.lab.spark.rivals import (

@@ -69,7 +69,3 @@ class Answers:
         """Wake all threads that wait."""
         with self.changed:
             self.changed.notify_all()
-
-    def explained(self) -> list[str]:
-        """Why executors wait, one string each."""
-        return [f"{who}: {'; '.join(said)}" for who, said in self.recounts.items()]

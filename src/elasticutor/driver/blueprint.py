@@ -27,7 +27,7 @@ from elasticutor.process.specs import (
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import DriverLoop
+    from elasticutor.driver.loop import DriverLoop
 
 End: TypeAlias = tuple[str, str, Callable[[Site], Any]]
 """A source or a sink: its kind, its name, and what makes its specification at a site."""

@@ -21,21 +21,19 @@ from typing import Any, Self
 
 from elasticutor.core.executor.config import BATCHES, LIVE, ExecutorConfig
 from elasticutor.core.paradigm import Paradigm, ParadigmName
-from elasticutor.core.protocol.coordinator import Coordinator
 from elasticutor.core.protocol.ids import Peer
+from elasticutor.core.run.phases import RunPhase, Terms
 from elasticutor.core.scheduler.placement import place
 from elasticutor.driver.blueprint import Blueprint, in_paradigm
 from elasticutor.driver.checkpoints import keeping_of, opened, release
 from elasticutor.driver.cores import free_cores
-from elasticutor.driver.hub import ClusterError, DriverLoop
 from elasticutor.driver.journal import Journal, path_of
-from elasticutor.driver.life.epochs import EpochDriver, RunEpochs
-from elasticutor.driver.life.phases import RunPhase, Terms
-from elasticutor.driver.life.supervisor import Supervisor
+from elasticutor.driver.loop import ClusterError, DriverLoop
 from elasticutor.driver.queries.batch_driver import BatchDriver
 from elasticutor.driver.queries.query_driver import QueryDriver
 from elasticutor.driver.run import Run
 from elasticutor.driver.scheduling import CoreScheduler
+from elasticutor.driver.supervisor import Supervisor
 from elasticutor.errors import BadValueError
 from elasticutor.plan import Plan
 from elasticutor.process.hosting.hosts import Bootstrap
@@ -235,18 +233,6 @@ class BaseCluster(ABC):
         kept = None if checkpoint is None else opened(str(checkpoint), run, plan, epoch)
         ends = sum(source.tasks for source in plan.sources) + len(plan.sinks)
 
-        def epochs(supervisor: Supervisor) -> EpochDriver:
-            return EpochDriver(
-                self._hub,
-                Coordinator(supervisor.executors, supervisor.sources, supervisor.sinks),
-                supervisor,
-                supervisor.ask,
-                executors=supervisor.executors,
-                checkpoint=kept,
-                interval_s=epoch_interval,
-                patience_s=patience_s,
-            )
-
         return self._launch(
             run,
             plan,
@@ -255,7 +241,7 @@ class BaseCluster(ABC):
             config=config or LIVE,
             journal=journal,
             kept=kept,
-            epochs=epochs,
+            batches=None,
             hosts=self._hosts_for(ends),
         )
 
@@ -311,7 +297,7 @@ class BaseCluster(ABC):
         tempo = Tempo(balance_s)
         credit = _IN_A_QUERY.min_credit_bytes
 
-        def epochs(supervisor: Supervisor) -> BatchDriver:
+        def batches(supervisor: Supervisor) -> BatchDriver:
             return BatchDriver(self._hub, supervisor, count, kept, tempo, credit)
 
         return self._launch(
@@ -322,7 +308,7 @@ class BaseCluster(ABC):
             config=_IN_A_QUERY,
             journal=None,
             kept=kept,
-            epochs=epochs,
+            batches=batches,
             hosts=0,
         )
 
@@ -377,7 +363,7 @@ class BaseCluster(ABC):
         config: ExecutorConfig,
         journal: str | Path | None,
         kept: Checkpoint | None,
-        epochs: Callable[[Supervisor], RunEpochs],
+        batches: Callable[[Supervisor], BatchDriver] | None,
         hosts: int,
     ) -> Run:
         """Start all participants, and wait until they run."""
@@ -399,7 +385,8 @@ class BaseCluster(ABC):
                 blueprint=Blueprint(self._hub, run, plan, config, tempo, terms.paradigm, keeping),
                 journal=Journal(path),
                 ends_hosts=hosts,
-                epochs=epochs,
+                checkpoint=kept,
+                batches=batches,
                 free_cores=lambda: free_cores(self._hub),
                 restart_hosts=self._restart_ends,
             )

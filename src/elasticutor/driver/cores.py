@@ -10,7 +10,7 @@ from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.errors import BadValueError
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import DriverLoop
+    from elasticutor.driver.loop import DriverLoop
 
 
 def free_cores(hub: DriverLoop, without: tuple[str, Peer] | None = None) -> dict[NodeId, int]:

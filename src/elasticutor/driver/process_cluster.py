@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from elasticutor.driver.cluster import SCHEDULE_S, START_TIMEOUT_S, BaseCluster
-from elasticutor.driver.life.supervisor import Supervisor
+from elasticutor.driver.supervisor import Supervisor
 from elasticutor.process.failures import described_end
 from elasticutor.process.hosting.hosts import NodesWanted, host_ends, host_nodes
 

@@ -16,11 +16,11 @@ from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol import repartition as rc
 from elasticutor.core.protocol.ids import NodeId, Peer, ShardId
-from elasticutor.driver.life.timeouts import Timeouts
+from elasticutor.core.run.timeouts import Timeouts
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
-    from elasticutor.driver.life.supervisor import Supervisor
+    from elasticutor.driver.supervisor import Supervisor
 
 ROUND_S = 30.0
 """How long a round may take before executors are asked why, and the run is given up."""

@@ -15,12 +15,12 @@ import pyarrow as pa
 from elasticutor.core.executor.tasks import core_changes
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol.ids import NodeId, Peer, ShardId, TaskId
+from elasticutor.core.run.phases import RunError, RunPhase
 from elasticutor.driver.cores import free_cores, spread_cores
-from elasticutor.driver.hub import ClusterError, DriverLoop
-from elasticutor.driver.life.phases import RunError, RunPhase
-from elasticutor.driver.life.supervisor import Supervisor
+from elasticutor.driver.loop import ClusterError, DriverLoop
 from elasticutor.driver.metrics import Moment, RunMetrics
 from elasticutor.driver.queries.batch_driver import BatchDriver
+from elasticutor.driver.supervisor import Supervisor
 from elasticutor.errors import BadValueError
 from elasticutor.state.codec import decode, decode_key
 from elasticutor.transport import messages as say
@@ -198,9 +198,7 @@ class Run:
                     count,
                     "take cores from another executor first, or give the cluster more",
                 )
-        supervisor.by_hand.add(who)
-        supervisor.recovery.want(who, sum(wanted.values()))
-        supervisor.set_cores(who, wanted)
+        supervisor.set_cores(who, wanted, by_hand=True)
         return wanted
 
     def release_cores(self, operator: str, executor: int) -> None:

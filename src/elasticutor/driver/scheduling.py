@@ -26,8 +26,8 @@ from elasticutor.core.scheduler.scheduler import LOOK_S, CorePlan, Scheduler, Sc
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import DriverLoop
-    from elasticutor.driver.life.supervisor import Supervisor
+    from elasticutor.driver.loop import DriverLoop
+    from elasticutor.driver.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 

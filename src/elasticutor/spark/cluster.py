@@ -11,10 +11,10 @@ from typing import Any, Concatenate, ParamSpec, cast
 
 from pyspark.sql import SparkSession
 
+from elasticutor.core.run.phases import RunError
 from elasticutor.driver.cluster import SCHEDULE_S, START_TIMEOUT_S, BaseCluster
-from elasticutor.driver.life.phases import RunError
-from elasticutor.driver.life.supervisor import Supervisor
 from elasticutor.driver.run import Run
+from elasticutor.driver.supervisor import Supervisor
 from elasticutor.errors import BadValueError
 from elasticutor.process.hosting.hosts import GIB, NodesWanted
 from elasticutor.spark.jobs import EndsTask, LongJob, NodesTask

@@ -13,7 +13,7 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
-from elasticutor.driver.hub import ClusterError
+from elasticutor.driver.loop import ClusterError
 from elasticutor.errors import BadValueError
 
 OLDEST = (4, 0)

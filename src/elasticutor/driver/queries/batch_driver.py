@@ -18,10 +18,10 @@ from elasticutor.core.protocol import batches as ba
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
+from elasticutor.core.run.phases import RunError
+from elasticutor.core.run.timeouts import Timeouts
 from elasticutor.driver.checkpoint_writer import CheckpointWriter
 from elasticutor.driver.checkpoints import ends
-from elasticutor.driver.life.phases import RunError
-from elasticutor.driver.life.timeouts import Timeouts
 from elasticutor.driver.queries.reports import Reporter
 from elasticutor.driver.scheduling import Interval
 from elasticutor.errors import StaleAttemptError
@@ -32,8 +32,8 @@ from elasticutor.state.checkpoint import Checkpoint, StateFile
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import DriverLoop
-    from elasticutor.driver.life.supervisor import Supervisor
+    from elasticutor.driver.loop import DriverLoop
+    from elasticutor.driver.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -131,12 +131,6 @@ class BatchDriver:
             case do.ReportHotShards(shards):
                 self.reporter.hot[who] = shards
 
-    def end_last(self) -> None:
-        """No-op: the query ends its batches."""
-
-    def go_on(self) -> None:
-        """No-op: the query ends its batches."""
-
     # Tasks
 
     def arrive(self, message: say.Arrive) -> None:
@@ -221,7 +215,7 @@ class BatchDriver:
         if error is None:
             self._decide(ba.WentBack(attempt))
         else:
-            self._supervisor.storage_failed(error)
+            self._supervisor.fail(error)
 
     def _admit(self, order: ba.Admit) -> None:
         supervisor = self._supervisor
@@ -276,7 +270,7 @@ class BatchDriver:
         if self._closed:
             return  # the next run finds the manifest
         if error is not None:
-            self._supervisor.storage_failed(error)
+            self._supervisor.fail(error)
             return
         self.reporter.wrote(size)
         self._supervisor.journal.write(
@@ -291,7 +285,7 @@ class BatchDriver:
 
     # Time
 
-    def tick(self, now: float, absent: bool) -> None:
+    def tick(self, now: float) -> None:
         """Send heartbeats to tasks, and look for answers that are overdue."""
         for task in self.batches.present:
             self._hub.mail.send(self._name(task), say.Beat())

@@ -21,8 +21,8 @@ from typing import Protocol
 
 from elasticutor.core.protocol.batches import BatchPhase
 from elasticutor.core.protocol.succession import Succession
-from elasticutor.driver.hub import DriverLoop
-from elasticutor.driver.life.phases import OVER
+from elasticutor.core.run.phases import OVER
+from elasticutor.driver.loop import DriverLoop
 from elasticutor.driver.queries.batch_driver import BatchDriver
 from elasticutor.driver.queries.reports import BatchReport
 from elasticutor.driver.run import Run

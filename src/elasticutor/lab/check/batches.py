@@ -17,7 +17,7 @@ from typing import Any
 from elasticutor.core.executor.executor import Phase
 from elasticutor.core.protocol import batches as ba
 from elasticutor.core.protocol import instructions as do
-from elasticutor.core.protocol.ids import Epoch, Peer
+from elasticutor.core.protocol.ids import Epoch, NodeId, Peer, TaskId
 from elasticutor.lab.check.pipeline import ChainOperator, Expected, Row
 from elasticutor.lab.check.query_driver import CheckedQueryDriver
 from elasticutor.lab.check.run import CheckedRun
@@ -146,9 +146,40 @@ class QueryRun(CheckedRun):
     def _driver_of(self, executor: str) -> CheckedQueryDriver:
         return self._drivers[executor.split("/")[0]]
 
-    def executor_lost(self, host: ExecutorHost) -> None:
-        """Give up what the tasks of its operator have sent."""
-        self._driver_of(host.name).lose(f"the main process of {host.name} was lost")
+    def start_executors(self) -> None:
+        """Start them all at once."""
+        for operator in self.scenario.operators:
+            for name in operator.executor_names:
+                self.place_anywhere(name, operator)
+
+    def place_anywhere(self, name: Peer, operator: ChainOperator) -> None:
+        """Start a main process somewhere, with some cores."""
+        home, nodes = self.rng.choice(self._nodes), self._nodes
+        cores = (self.rng.choice(nodes) if n else home for n in range(self.scenario.cores))
+        self.place_executor(name, operator, home, cores)
+
+    def lose_main(self, host: ExecutorHost) -> None:
+        """Lose a main process; the driver notices a little later."""
+        host.die()
+        self.kernel.after(self.notice_s(), self._replace, host)
+
+    def lose_task_of(self, host: ExecutorHost, task: TaskId) -> None:
+        """Lose a task's process; its main process notices."""
+        host.lose_task(task)
+
+    def lose_everything_on(self, node: NodeId, successor: NodeId) -> None:
+        """Lose a node with everything on it."""
+        before = [host for host in self.world.executors.values() if host.alive]
+        self.world.lose_node(node)
+        for host in before:
+            if not host.alive:
+                self.kernel.after(self.notice_s(), self._replace, host)
+
+    def _replace(self, host: ExecutorHost) -> None:
+        """Have another main process, and what the operator's tasks have sent is lost."""
+        if not self.done and self.world.executors[host.name] is host:
+            self.place_anywhere(host.name, self._operator_of(host))
+            self._driver_of(host.name).lose(f"the main process of {host.name} was lost")
 
     def lose_driver(self) -> None:
         """Lose the driver and every process with it; restart the query with new ones."""

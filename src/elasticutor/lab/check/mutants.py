@@ -37,7 +37,7 @@ from elasticutor.core.protocol.keeper import Errand, Keeper, SendSlice
 from elasticutor.core.protocol.succession import Succession
 from elasticutor.core.protocol.task import Task
 from elasticutor.core.protocol.task_inbox import TaskInbox, Work
-from elasticutor.lab.check import end_mutants
+from elasticutor.lab.check import end_mutants, run_mutants
 from elasticutor.lab.check.runner import run_seeds
 from elasticutor.state.cache import _ABSENT, StateCache
 from elasticutor.state.levels import Levels, Record
@@ -595,5 +595,6 @@ FENCING = (
 )
 
 ENDS = tuple(Mutant(name, injected) for name, injected in end_mutants.BUGS)
+LIFE = tuple(Mutant(name, injected) for name, injected in run_mutants.BUGS)
 
-ALL = (*ESSENTIAL, *FURTHER, *INTERRUPTING, *ENDING, *FENCING, *ENDS)
+ALL = (*ESSENTIAL, *FURTHER, *INTERRUPTING, *ENDING, *FENCING, *ENDS, *LIFE)

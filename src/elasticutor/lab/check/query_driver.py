@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticutor.core.protocol import batches as ba
 from elasticutor.core.protocol import events as ev
@@ -19,9 +19,11 @@ from elasticutor.core.protocol.succession import Succession
 from elasticutor.errors import StaleAttemptError
 from elasticutor.lab.check.invariants import Fences
 from elasticutor.lab.check.pipeline import ChainOperator
-from elasticutor.lab.check.run import CheckedRun
 from elasticutor.lab.check.world.durable import QueryCheckpoint
 from elasticutor.lab.check.world.network import Address
+
+if TYPE_CHECKING:
+    from elasticutor.lab.check.batches import QueryRun
 
 _GONE_ON = "the run that the stage has begun with is over, and what its other tasks have sent too"
 
@@ -38,7 +40,7 @@ class CheckedQueryDriver:
 
     def __init__(
         self,
-        run: CheckedRun,
+        run: QueryRun,
         kept: QueryCheckpoint,
         operator: ChainOperator,
         counts: Counts,
@@ -133,7 +135,7 @@ class CheckedQueryDriver:
                 host = self._run.world.executors[name]
                 if host.alive:
                     host.die()
-                self._run.place_executor(name, self._operator)
+                self._run.place_anywhere(name, self._operator)
 
     def forget_stages(self) -> None:
         """Forget all stages: another driver numbers them from the first again."""

@@ -19,8 +19,8 @@ from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
 
 from elasticutor.driver.cluster import BaseCluster
-from elasticutor.driver.life.supervisor import Supervisor
 from elasticutor.driver.run import Run
+from elasticutor.driver.supervisor import Supervisor
 from elasticutor.lab.bench import options
 from elasticutor.lab.bench.alone.stand_ins import StandInWork, be_ends, be_nodes
 from elasticutor.lab.bench.declare import Benchmark

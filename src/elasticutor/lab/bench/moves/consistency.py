@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from elasticutor.core.run.phases import RunError
 from elasticutor.driver.cluster import BaseCluster
-from elasticutor.driver.life.phases import RunError
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
 from elasticutor.lab.bench import options

@@ -24,6 +24,8 @@ from elasticutor.core.protocol.source import (
     SourceOrder,
     SourceSide,
 )
+from elasticutor.core.run.run_events import SourceExhausted
+from elasticutor.core.run.run_instructions import StopSending
 from elasticutor.lab.check.pipeline import ROW_BYTES, SINK, ChainOperator, Row
 from elasticutor.lab.check.world.hosts import CreditSent, MarkerSent, TuplesSent
 from elasticutor.lab.check.world.network import Address
@@ -64,6 +66,8 @@ class SourceHost:
                 self._carry_out(self._side.end_epoch(message, self._position))
             case co.CommitEpoch():
                 self._carry_out(self._side.commit(message))
+            case StopSending():
+                self._side.drain()
             case CreditSent(executor, attempt, total):
                 self._carry_out(self._side.credit(executor, attempt, total))
                 if self._waiting and not self._blocked:
@@ -98,8 +102,9 @@ class SourceHost:
                     self._read_from(offset or 0)
                 case CommitOffset(offset):
                     self._forgotten = offset
-                case ReportExhausted():
-                    self._side.drain()  # as the driver asks for when all sources have reported
+                case ReportExhausted(attempt):
+                    exhausted = SourceExhausted(self.name, attempt)
+                    world.network.send(self._address, world.driver, exhausted)
 
     def _read_from(self, offset: int) -> None:
         if offset < self._forgotten:
@@ -140,8 +145,17 @@ class SinkHost:
         self._side = self._new_side()
         self._written: list[Row] = []  # in the open epoch
         self._drafts: dict[tuple[Attempt, Epoch], list[Row]] = {}
-        run.world.network.join(self._address, self.receive)
-        run.world.peers[SINK] = self._address
+
+    def end(self) -> None:
+        """End the process; its transactions stay with the system that it writes to."""
+        self._side = self._new_side()
+        self.run.world.network.leave(self._address)
+
+    def come_back(self, incarnation: int) -> None:
+        """Let a process of its own take its place, at another address."""
+        self._side = self._new_side()
+        self._address = Address(f"{SINK}#{incarnation}")
+        self.run.world.network.join(self._address, self.receive)
 
     def receive(self, sender: Address, message: Any) -> None:
         """Take outputs, markers and orders of the coordinator in."""
@@ -152,20 +166,14 @@ class SinkHost:
                 self._carry_out(self._side.begin(message))
             case co.CommitEpoch():
                 if self.run.rng.random() < self.run.scenario.rates.crash_before_commit:
-                    self._lose()
-                self._carry_out(self._side.commit(message))
+                    self.run.lose_sink()
+                else:
+                    self._carry_out(self._side.commit(message))
             case TuplesSent(peer, attempt, rows, size):
                 if self._side.arrive(peer, attempt, size, rows):
                     self._write(peer, attempt, rows, size)
             case MarkerSent(peer, attempt, epoch):
                 self._carry_out(self._side.mark(peer, attempt, epoch))
-
-    def _lose(self) -> None:
-        """Let another process take the place of this one, which has not heard of the commit."""
-        self.run.oracle.counts["lost_sinks"] += 1
-        self._side = self._new_side()
-        lost = co.ParticipantLost(SINK, "it was killed before a commit")
-        self.run.world.network.send(self._address, self.run.world.driver, lost)
 
     def _new_side(self) -> SinkSide:
         first = self.run.scenario.config.min_credit_bytes

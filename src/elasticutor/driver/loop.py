@@ -1,4 +1,4 @@
-"""The driver's end of a cluster: one thread that owns the sockets, the nodes and the runs."""
+"""The driver's loop: one thread that owns the sockets, the nodes and the runs of a cluster."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Protocol, TypeVar
 
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.driver.life.phases import RunPhase
-from elasticutor.driver.life.supervisor import Supervisor
+from elasticutor.core.run.phases import RunPhase
+from elasticutor.driver.supervisor import Supervisor
 from elasticutor.errors import ElasticutorError, ProtocolError
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.transport import messages as say
@@ -39,16 +39,16 @@ class ClusterError(ElasticutorError, RuntimeError):
 
 
 class Receives(Protocol):
-    """Whoever receives the tasks of a query."""
+    """Receives the tasks of a query."""
 
     def take(self, message: say.Arrive) -> None:
-        """A task has come."""
+        """Take in that a task has come."""
 
 
 class DriverLoop:
-    """Receives everything that is meant for the driver.
+    """Receives every message to the driver.
 
-    Its thread handles one message after the other; other threads have things done in it by `call`.
+    Its thread handles one after the other; other threads run functions in it by `call`.
     """
 
     def __init__(self, keys: ClusterKeys, host: str, port: int = 0) -> None:
@@ -68,7 +68,7 @@ class DriverLoop:
         self.staff_changed: Callable[[str, Peer], None] = _nothing
         """Called when a task of an executor has come or gone, with its run and name."""
         self.cores_version = 0
-        """Counts how often any executor was told to have other cores, or runs came and went."""
+        """Counts how often the cores of any executor changed, or runs came and went."""
         self.taken = 0
         """Messages that were taken in."""
         self._heard_at: dict[NodeId, float] = {}
@@ -87,14 +87,14 @@ class DriverLoop:
     # From other threads
 
     def post(self, function: Callable[[], None]) -> None:
-        """Have a function done in the hub's thread, some time soon; nothing if it has ended."""
+        """Run a function in the loop's thread, some time soon; nothing if that has ended."""
         with self._calling:
             if not self._over:
                 self._calls.append(function)
                 os.write(self._wake_writing, b"!")
 
     def call(self, function: Callable[[], T], timeout_s: float = 30.0) -> T:
-        """Have a function done in the hub's thread, and wait for what it returns."""
+        """Run a function in the loop's thread, and wait for what it returns."""
         if threading.current_thread() is self._thread:
             return function()
         future: Future[T] = Future()
@@ -121,7 +121,7 @@ class DriverLoop:
         return self._over
 
     def await_nodes(self, count: int, timeout_s: float, failed: Callable[[], str]) -> None:
-        """Wait until so many nodes are up.
+        """Wait until a number of nodes is up.
 
         Args:
             count: How many.
@@ -152,10 +152,10 @@ class DriverLoop:
         self.call(self._end)
         self._thread.join(10.0)
 
-    # In the hub's own thread
+    # In the loop's own thread
 
     def after(self, seconds: float, function: Callable[[], None]) -> None:
-        """Have a function done in this thread, so many seconds from now."""
+        """Run a function in this thread, some seconds from now."""
         self._timers += 1
         heapq.heappush(self._due, (time.monotonic() + seconds, self._timers, function))
 
@@ -168,7 +168,7 @@ class DriverLoop:
         self.mail.send_all(map(_node, nodes), message)
 
     def lose_node(self, node: NodeId, reason: str) -> None:
-        """A node is gone, with everything on it."""
+        """Take in that a node is gone, with everything on it."""
         self.gone.setdefault(node, reason)
         seen = self.nodes.pop(node, None)
         if seen is not None:
@@ -220,13 +220,10 @@ class DriverLoop:
                 run.abandon()
 
     def _fail_all(self, error: ProtocolError) -> None:
-        """A message to the driver was lost, and nobody knows of which run it told."""
+        """Act on a lost message to the driver: it may have been of any run."""
         self.mail.excuse()
         for run in list(self.runs.values()):
-            if run.recovers:
-                run.recovery.message_lost(str(error))
-            else:
-                run.fail(error)
+            run.message_lost(error)
 
     def _make_calls(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -235,7 +232,7 @@ class DriverLoop:
             self._do_safely(self._calls.popleft())
 
     def _do_safely(self, function: Callable[[], None]) -> None:
-        """Whatever somebody wants to be done here, this thread goes on."""
+        """Run a function; whatever it raises, this thread goes on."""
         try:
             function()
         except Exception:
@@ -257,7 +254,7 @@ class DriverLoop:
                 del self.runs[name]
 
     def _take_safely(self, message: Any) -> None:
-        """Whatever a message leads to, the driver's thread goes on."""
+        """Handle a message; whatever it leads to, this thread goes on."""
         self.taken += 1
         try:
             self._take(message)
@@ -296,14 +293,14 @@ class DriverLoop:
                     run.fail(error)
 
     def _send_home(self, host: say.EndsHostUp) -> None:
-        """A host of sources and sinks has come up when its run was over already."""
+        """Let a host of sources and sinks end that has come up after its run."""
         name = f"late host of {host.run}"
         self.mail.know(name, host.endpoint)
         self.mail.send(name, say.EndRun(host.run, 0.0))
         self.mail.forget(name)
 
     def _turn_away(self, arrived: say.Arrive) -> None:
-        """A task of an elastic DataFrame that nobody has any more."""
+        """Refuse a task of an elastic DataFrame that is gone."""
         name = f"late task {arrived.task.task}"
         text = "the elastic DataFrame is gone: its cluster was stopped, or it is of another driver"
         self.mail.know(name, arrived.endpoint)
@@ -329,16 +326,16 @@ class DriverLoop:
 
 
 def _quick(make: Callable[[], T]) -> T:
-    """Make something whose threads are to be run soon after they wake up: they take after this one.
+    """Make something whose threads run soon after they wake up, as the thread does that makes it.
 
-    In a thread of its own, for whoever calls belongs to the user.
+    In a thread of its own: the calling one belongs to the user.
     """
     with ThreadPoolExecutor(1, initializer=ask_for_short_slices) as pool:
         return pool.submit(make).result()
 
 
 def _nothing(run: str, who: Peer) -> None:
-    """Nobody wants to know."""
+    """Ignore it."""
 
 
 def _node(node: NodeId) -> str:

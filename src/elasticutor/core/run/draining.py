@@ -1,7 +1,7 @@
 """How a run comes to rest: sources stop, all that they have sent is processed, and shards arrive.
 
 ```
-asked, or all sources exhausted ──▶ the last epoch ──committed──▶ at rest ──everybody is──▶ done
+asked, or all sources exhausted ──▶ the last epoch ──committed──▶ at rest ──all are──▶ done
         └── put off while shards change their executor
 ```
 
@@ -11,66 +11,71 @@ A loss in the midst of it takes the run back to its last epoch, and all but the 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable
 
 from elasticutor.core.protocol.ids import Peer
-from elasticutor.driver.life.participants import Participants
-from elasticutor.transport import messages as say
+from elasticutor.core.run import run_instructions as do
+from elasticutor.core.run.participants import Participants
 
 
 class Draining:
-    """Who has still to stop or to rest; the supervisor of the run says when what is due."""
+    """Which participants have yet to stop or to rest; the lifecycle says when what is due.
 
-    def __init__(self, attendance: Participants, patience_s: float) -> None:
-        self._attendance = attendance
+    Args:
+        emit: Takes the instructions.
+        participants: Of the run.
+        patience_s: How long they may take to come to rest.
+    """
+
+    def __init__(
+        self, emit: do.EmitInstruction, participants: Participants, patience_s: float
+    ) -> None:
+        self._emit = emit
+        self._participants = participants
         self._patience_s = patience_s
         self._exhausted: set[Peer] = set()
         self._restless: set[Peer] = set()
         self._rest_by = math.inf
         self.asked = False
-        """Somebody wants the run to stop."""
+        """The user wants the run to stop."""
         self.put_off = False
         """It is due as soon as no shard is on the move between executors."""
         self.done = False
         """All was processed."""
 
-    def begin_anew(self) -> None:
-        """The run is back at its last epoch: sources have more to send, and nobody rests."""
+    def begin_again(self) -> None:
+        """Forget all answers: the run is back at its last epoch, and sources have more to send."""
         self._exhausted.clear()
         self._restless.clear()
 
     def exhausted(self, who: Peer) -> bool:
-        """A source has no more; returns whether none has."""
+        """Take in that a source has no more; returns whether none has."""
         self._exhausted.add(who)
-        return self._exhausted == set(self._attendance.sources)
+        return self._exhausted == set(self._participants.sources)
 
     def stop_sources(self) -> None:
         """Let the sources send nothing more."""
-        for source in self._attendance.sources:
-            self._send(source, say.StopSource())
+        for source in self._participants.sources:
+            self._emit(do.StopSending(source))
 
-    def rest(self, whom: Iterable[Peer]) -> None:
+    def rest(self, whom: Iterable[Peer], now: float) -> None:
         """Let these say when nothing of theirs is under way any more."""
-        self._restless = set(whom)
-        self._rest_by = time.monotonic() + self._patience_s
-        for who in self._restless:
-            self._send(who, say.Rest())
+        asked = tuple(whom)
+        self._restless = set(asked)
+        self._rest_by = now + self._patience_s
+        for who in asked:
+            self._emit(do.AskToRest(who))
 
     def rested(self, who: Peer) -> bool:
-        """Somebody is at rest; returns whether everybody is, by that."""
+        """Take in that a participant is at rest; returns whether all are, by that."""
         if who not in self._restless:
             return False  # it rests on account of a drain that came to nothing
         self._restless.discard(who)
         return not self._restless
 
     def overdue(self, now: float) -> list[Peer]:
-        """Who has not come to rest for too long; told once."""
+        """Who has not come to rest for too long; each time-out is reported once."""
         if not self._restless or now <= self._rest_by:
             return []
         self._rest_by = math.inf
         return sorted(self._restless)
-
-    def _send(self, who: Peer, message: object) -> None:
-        if who in self._attendance.book:  # whoever is being replaced hears of what comes later
-            self._attendance.send(who, message)

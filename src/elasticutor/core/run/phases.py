@@ -1,4 +1,4 @@
-"""The phases of a run's life, what it keeps to, and how it fails."""
+"""The phases of a run's life, its terms, and its error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OVER = (RunPhase.ENDING, RunPhase.ENDED)
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a run is to keep to."""
+    """What a run has to keep to."""
 
     paradigm: Paradigm
     latency_target: float | None

@@ -1,4 +1,4 @@
-"""What the driver tells the participants of a run about each other, and how often it writes it."""
+"""What the driver sends to the participants of a run, and what these start from."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 
 from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.core.scheduler.placement import Placement
+from elasticutor.core.run import run_instructions as do
+from elasticutor.core.run.introductions import Introduction
 from elasticutor.driver.blueprint import Blueprint, in_paradigm
-from elasticutor.driver.life.participants import Participants
+from elasticutor.driver.connections import Connections, roles_of
 from elasticutor.lab.bench.operators import CountAndSum
 from elasticutor.process.specs import Tempo
 from elasticutor.sinks import NoSink
@@ -54,82 +55,56 @@ def plan(executors: int = 3) -> Plan:
 
 
 class Rig:
+    """The connections of a run whose participants are all up."""
+
     def __init__(self) -> None:
         self.mail = Mail()
-        self.nodes: dict[NodeId, Any] = {}
-        self.join("n0")
-        self.hub = SimpleNamespace(
-            mail=self.mail,
-            nodes=self.nodes,
-            send_node=lambda node, message: None,
-            send_nodes=lambda nodes, message: None,
-        )
-        blueprint: Any = SimpleNamespace(ends=list, executor=lambda *_: None)
-        placed = {Peer(f"count.{n}"): Placement(NodeId("n0"), {NodeId("n0"): 1}) for n in range(3)}
-        self.attendance = Participants(self.hub, "r", plan(), blueprint, placed, 1)  # type: ignore[arg-type]
-        for who in self.attendance.executors:
-            self.attendance.start_executor(who)
-
-    def join(self, node: str) -> None:
-        self.nodes[NodeId(node)] = SimpleNamespace(endpoint=Endpoint(node, "", f"tcp://{node}:1"))
-
-    def up(self, who: str, life: int = 0) -> None:
-        endpoint = Endpoint("n0", "", f"tcp://{who}:{life + 1}")
-        assert self.attendance.registered(say.Registered("r", Peer(who), endpoint, 1, life))
-
-    def all_up(self) -> None:
-        for who in self.attendance.everybody:
-            assert not self.attendance.complete
-            self.up(who)
-        assert self.attendance.complete
-        self.attendance.introduce()
+        nodes = {NodeId("n0"): SimpleNamespace(endpoint=Endpoint("n0", "", "tcp://n0:1"))}
+        hub: Any = SimpleNamespace(mail=self.mail, nodes=nodes)
+        ends = [("sink", "out", lambda site: None)]
+        blueprint: Any = SimpleNamespace(ends=lambda: ends)
+        self.connections = Connections(hub, "r", blueprint)
+        self.roles = roles_of(plan(), hosts=2)
+        for who in (*self.roles.executors, *self.roles.sources, *self.roles.sinks):
+            endpoint = Endpoint("n0", "", f"tcp://{who}:1")
+            self.connections.connect(who, say.Registered("r", who, endpoint, 1))
 
 
-EXECUTORS = ("count.0", "count.1", "count.2")
-SOURCES = ("clicks.0", "clicks.1")
+EXECUTORS = tuple(map(Peer, ("count.0", "count.1", "count.2")))
+SOURCES = tuple(map(Peer, ("clicks.0", "clicks.1")))
+OUT = Peer("out")
 
 
-def test_every_stage_is_told_once_of_those_it_receives_from_and_sends_to() -> None:
+def test_every_stage_needs_those_it_receives_from_and_sends_to() -> None:
+    roles = Rig().roles
+    assert (roles.executors, roles.sources, roles.sinks) == (EXECUTORS, SOURCES, (OUT,))
+    assert {who: set(needed) for who, needed in roles.groups} == {
+        SOURCES: set(EXECUTORS),
+        EXECUTORS: {*SOURCES, OUT},
+        (OUT,): set(EXECUTORS),
+    }
+    assert len(roles.host_names) == 2
+
+
+def test_an_introduction_is_one_message_for_all_that_it_is_for() -> None:
     rig = Rig()
-    rig.all_up()
-    assert sorted(rig.mail.books()) == [
-        (SOURCES, set(EXECUTORS)),
-        (EXECUTORS, {*SOURCES, "out"}),
-        (("out",), set(EXECUTORS)),
-    ]
-    rig.attendance.introduce()
-    assert rig.mail.books() == []
+    rig.connections.introduce(Introduction(EXECUTORS, (*SOURCES, OUT)))
+    assert rig.mail.books() == [(EXECUTORS, {*SOURCES, OUT})]
 
 
-def test_of_a_successor_those_learn_that_need_it_and_it_learns_all() -> None:
+def test_nodes_are_introduced_as_nodes_unless_they_are_gone_again() -> None:
     rig = Rig()
-    rig.all_up()
-    rig.mail.books()
-    rig.attendance.lose(Peer("count.1"))
-    assert not rig.attendance.complete
-    rig.attendance.start_executor(Peer("count.1"))
-    rig.up("count.1", life=1)
-    rig.attendance.introduce()
-    assert sorted(rig.mail.books()) == [
-        (SOURCES, {"count.1"}),
-        (("count.1",), {*SOURCES, "out"}),
-        (("out",), {"count.1"}),
-    ]
+    rig.connections.introduce(do.IntroduceNodes(EXECUTORS[:1], (NodeId("n0"), NodeId("gone"))))
+    assert rig.mail.books() == [(EXECUTORS[:1], {"node n0"})]
 
 
-def test_executors_alone_learn_of_nodes_that_came_after_they_were_started() -> None:
+def test_nothing_is_sent_to_a_participant_that_is_not_up() -> None:
     rig = Rig()
-    rig.join("n1")
-    rig.up("count.0")
-    assert rig.mail.books() == [(("count.0",), {"node n1"})]
-    rig.up("clicks.0")
-    rig.up("count.1")
-    rig.mail.books()
-    rig.join("n2")
-    rig.attendance.introduce_nodes()
-    assert rig.mail.books() == [(("count.0", "count.1"), {"node n2"})]
-    rig.attendance.introduce_nodes()
-    assert rig.mail.books() == []
+    rig.connections.send(OUT, say.Rest())
+    assert rig.mail.sent.pop() == ((OUT,), say.Rest())
+    rig.connections.drop(do.DropLife(OUT, 0, None))
+    rig.connections.send(OUT, say.Rest())
+    assert not any(isinstance(message, say.Rest) for _, message in rig.mail.sent)
 
 
 @pytest.mark.parametrize(("executors", "measure_s"), [(3, 0.25), (1000, 2.0)])

@@ -1,4 +1,4 @@
-"""Nobody is waited for without end: who does not answer is asked why, and then counts as late."""
+"""Time-outs: ask a silent participant why, then declare it lost."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 from elasticutor.core.protocol.ids import Peer
 
 _ANSWER_S = 2.0
-"""How long those have who are asked why they have not answered."""
+"""How long a participant has to say why it has not answered."""
 
 
 class LateWatcher(Protocol):
-    """Whoever is told."""
+    """Acts on late answers."""
 
     def ask_why(self, missing: Sequence[Peer]) -> None:
         """These have not answered for long: let them say why, if they can."""
@@ -25,19 +25,19 @@ class Timeouts:
     """Watches for how long something has been waited for.
 
     Args:
-        watcher: Is told.
+        watcher: Acts on what is late.
         patience_s: How long an answer may take.
 
     Example:
-        >>> class Told:
+        >>> class Watcher:
         ...     def ask_why(self, missing):
         ...         print("why,", *missing)
         ...
         ...     def too_late(self, missing, reason):
         ...         print(reason)
-        >>> lateness = Timeouts(Told(), patience_s=60)
+        >>> timeouts = Timeouts(Watcher(), patience_s=60)
         >>> for now in (0.0, 61.0, 64.0):
-        ...     lateness.look(now, "ending", lambda: ["count.0"], lambda: ["a marker"])
+        ...     timeouts.look(now, "ending", lambda: ["count.0"], lambda: ["a marker"])
         why, count.0
         no answer within 60 s: a marker
     """
@@ -60,7 +60,7 @@ class Timeouts:
 
         Args:
             now: The time.
-            stage: What is waited for; another one is waited for anew, None for nothing.
+            stage: What is waited for; time starts again with another one, None waits for nothing.
             missing: Says who has yet to answer.
             waiting_for: Says in words what is waited for.
         """
