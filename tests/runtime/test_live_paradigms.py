@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -16,12 +19,51 @@ from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
 from elasticutor.sinks import MemorySink, NoSink
-from elasticutor.sources import Generator, IterableSource
+from elasticutor.sources import Generator, IterableSource, Offer, Reader
 from elasticutor.topology import Topology
 
 pytestmark = pytest.mark.live
 
+# The processes of a cluster cannot import this module, so its source travels as code.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
 ROWS = 20_000
+
+
+class Trickle(IterableSource):
+    """Gives its rows out slowly, and the last ones only when a file is there."""
+
+    def __init__(self, batches: list[pa.RecordBatch], schema: pa.Schema, gate: Path) -> None:
+        super().__init__(batches, schema)
+        self.gate = str(gate)
+
+    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
+        return _TrickleReader(super().open(task, tasks, offset), self.gate, len(self.batches) - 1)
+
+
+class _TrickleReader(Reader):
+    def __init__(self, rows: Reader, gate: str, last: int) -> None:
+        self._rows, self._gate, self._last = rows, gate, last
+        self._due = 0.0
+
+    @property
+    def offset(self) -> Any:
+        return self._rows.offset
+
+    @property
+    def exhausted(self) -> bool:  # type: ignore[override]
+        return self._rows.exhausted
+
+    def poll(self, now: float, max_rows: int) -> Offer | None:
+        if Path(self._gate).exists():
+            return self._rows.poll(now, max_rows)
+        if now < self._due or self._rows.offset[0] == self._last:
+            return None
+        self._due = now + 0.002
+        return self._rows.poll(now, min(max_rows, 20))
+
+    def wait_s(self, now: float) -> float:
+        return max(0.002, self._due - now)
 
 
 def skewed_rows() -> pa.Table:
@@ -29,14 +71,19 @@ def skewed_rows() -> pa.Table:
     return pa.table({"key": pa.array(keys, pa.int64()), "time": pa.array(range(ROWS), pa.int64())})
 
 
-def chained(table: pa.Table, *, sources: int = 1, cores: int = 2) -> Topology:
+def chained(
+    table: pa.Table, *, sources: int = 1, cores: int = 2, gate: Path | None = None
+) -> Topology:
     """Each source has keys of its own, so that the order within a key is known."""
     topology = Topology("chained")
     numbers = np.asarray(table["key"]) % sources
     streams = []
     for number in range(sources):
         batches = table.filter(pa.array(numbers == number)).to_batches(max_chunksize=100)
-        streams.append(topology.source(f"rows-{number}", IterableSource(batches, table.schema)))
+        source = IterableSource(batches, table.schema)
+        if gate is not None:
+            source = Trickle(batches, table.schema, gate)
+        streams.append(topology.source(f"rows-{number}", source))
     made = topology.operator(
         "chain", Chain(), streams, key="key", executors=2, cores=cores, shards=16
     )
@@ -68,11 +115,11 @@ def test_every_paradigm_gives_what_a_sequential_fold_gives(
 
 
 def test_shards_that_change_their_executor_time_and_again_lose_nothing(
-    scheduled_cluster: ProcessCluster,
+    scheduled_cluster: ProcessCluster, tmp_path: Path
 ) -> None:
-    table = skewed_rows()
+    table, gate = skewed_rows(), tmp_path / "enough"
     rng = random.Random(7)
-    topology = chained(table, sources=3)
+    topology = chained(table, sources=3, gate=gate)
     run = scheduled_cluster.submit(topology, paradigm="rc", keep=True)
     lead = run._supervisor.leads["chain"]
 
@@ -82,7 +129,14 @@ def test_shards_that_change_their_executor_time_and_again_lose_nothing(
             lead.move({ShardId(shard): rng.randrange(4) for shard in rng.sample(range(32), 8)})
         return run.phase == "drained"
 
-    wait_until(lambda: scheduled_cluster._hub.call(shake), "the end of the rows")
+    def over() -> bool:
+        """Shake it, at least until there were enough rounds: then all rows may come."""
+        rounds = run.events("shards repartitioned")
+        if len(rounds) > 3 and sum(event["remote"] for event in rounds) > 3:
+            gate.touch()
+        return bool(scheduled_cluster._hub.call(shake))
+
+    wait_until(over, "the end of the rows")
     assert_folded(run, table)
     rounds = run.events("shards repartitioned")
     assert len(rounds) > 3

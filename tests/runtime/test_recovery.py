@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -177,20 +177,12 @@ def stir(run: Run) -> None:
                 run.move("chain", 0, shard, tasks[(shard + step) % len(tasks)])
 
 
-ONE_OF_EACH = (
-    *(("task", "send LabelReached"), ("main", "take StateArrived"), ("node", "take Slice")),
-    *(("source", "send ParticipantPrepared"), ("sink", "take CommitEpoch")),
-    *(("task", "take ResetTask"), ("node", "take CommitStore"), ("main", "send ReportPrepared")),
-)
-"""Each kind of process in a move or at the end of an epoch, and one when an attempt begins."""
-
-
-def require_that_it_goes_on(
-    nodes: ProcessCluster, folder: Path, deaths: Sequence[tuple[str, str]]
+@pytest.mark.parametrize("who", POINTS)
+def test_a_run_goes_on_when_a_process_dies_at_any_named_point(
+    nodes: ProcessCluster, tmp_path: Path, who: str
 ) -> None:
-    """Let processes of a run die one after the other; at its end every tuple has counted once."""
-    run = submitted(nodes, folder, chained(source=ENDLESS, executors=1))
-    for who, point in deaths:
+    run = submitted(nodes, tmp_path, chained(source=ENDLESS, executors=1))
+    for point in POINTS[who]:
         epochs, lost = committed(run), len(run.events("lost"))
         wait_until(lambda: committed(run) > epochs and run.phase == "running", "an epoch")  # noqa: B023
         doom(nodes, run, who, point)
@@ -205,20 +197,6 @@ def require_that_it_goes_on(
         wait_until(died, f"{who} to die when about to {point}", timeout_s=20.0)
     require_fold_of_what_came(run)
     run.stop()
-
-
-def test_a_run_goes_on_when_a_process_of_each_kind_dies_at_a_named_point(
-    nodes: ProcessCluster, tmp_path: Path
-) -> None:
-    require_that_it_goes_on(nodes, tmp_path, ONE_OF_EACH)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("who", POINTS)
-def test_a_run_goes_on_when_a_process_dies_at_any_named_point(
-    nodes: ProcessCluster, tmp_path: Path, who: str
-) -> None:
-    require_that_it_goes_on(nodes, tmp_path, [(who, point) for point in POINTS[who]])
 
 
 # Started again
