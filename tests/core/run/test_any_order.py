@@ -29,9 +29,14 @@ STEPS_TO_END = 400
 class AnyOrder(RuleBasedStateMachine):
     """A run, and all that can happen to it."""
 
-    @initialize(keep=st.booleans(), restarts=st.integers(0, 3), silent=st.booleans())
-    def begin(self, keep: bool, restarts: int, silent: bool) -> None:
-        self.silent = silent
+    @initialize(
+        keep=st.booleans(),
+        restarts=st.integers(0, 4),
+        silent=st.integers(0, 3),
+        running=st.integers(0, 3),
+    )
+    def begin(self, keep: bool, restarts: int, silent: int, running: int) -> None:
+        self.silent = silent == 0
         self.rig = Rig(keep=keep, restarts=restarts)
         self.hosts: set[int] = set()
         self.starting: list[tuple[Peer, int]] = []
@@ -42,6 +47,9 @@ class AnyOrder(RuleBasedStateMachine):
         self.next_node = 2
         self.losses = True
         self._follow()
+        for _ in range(4 if running else 0):
+            self.all_come_up()
+            self.all_arrive()
 
     # What the world makes of instructions
 
@@ -91,6 +99,29 @@ class AnyOrder(RuleBasedStateMachine):
             self.alive[who] = life
         self.said.append(ev.ParticipantUp(who, life))
 
+    @rule()
+    def all_come_up(self) -> None:
+        for number in sorted({0, 1} - self.hosts):
+            self.host_comes_up(number)
+        for who, life in self.starting:
+            if self.rig.life.participants.lives[who] == life:
+                self.alive[who] = life
+            self.said.append(ev.ParticipantUp(who, life))
+        self.starting = []
+
+    @rule()
+    def all_arrive(self) -> None:
+        said, self.said = self.said, []
+        for event in said:
+            self.tell(event)
+
+    @rule()
+    def epoch_is_committed(self) -> None:
+        self.tell(ev.Tick(), 2.1)
+        self.all_arrive()
+        while self.manifests:
+            self.manifest_is_stored()
+
     @precondition(lambda self: self.said)
     @rule(data=st.data())
     def something_arrives(self, data: st.DataObject) -> None:
@@ -104,7 +135,7 @@ class AnyOrder(RuleBasedStateMachine):
         order = self.manifests.pop(0)
         self.tell(ev.EpochStored(order.epoch, order.attempt, 1))
 
-    @rule(seconds=st.sampled_from((0.05, 2.1, 11.0)))
+    @rule(seconds=st.sampled_from((0.05, 0.05, 0.5, 2.1, 11.0)))
     def time_passes(self, seconds: float) -> None:
         self.tell(ev.Tick(), seconds)
 
@@ -195,15 +226,8 @@ class AnyOrder(RuleBasedStateMachine):
                 break
             if rig.in_phase(RunPhase.DRAINED):
                 self.tell(ev.EndAsked())
-            for number in {0, 1} - self.hosts:
-                self.host_comes_up(number)
-            for who, life in self.starting:
-                self.alive[who] = life
-                self.said.append(ev.ParticipantUp(who, life))
-            self.starting = []
-            said, self.said = self.said, []
-            for event in said:
-                self.tell(event)
+            self.all_come_up()
+            self.all_arrive()
             while self.manifests:
                 self.manifest_is_stored()
             self.tell(ev.Tick(), 0.5)

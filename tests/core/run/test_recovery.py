@@ -165,6 +165,20 @@ def test_a_loss_while_a_manifest_is_written_waits_for_it() -> None:
     assert {(order.base, order.attempt) for order in rig.of(co.BeginAttempt)} == {(1, 2)}
 
 
+def test_no_attempt_begins_with_one_missing_because_a_manifest_held_a_failure_up() -> None:
+    rig = Rig().running()
+    rig.tell(ev.Tick(), after_s=2.0)
+    rig.prepare(1)
+    rig.tell(co.ParticipantFailed(A0, Attempt(1), "a task is gone"))
+    rig.lose(A1)
+    rig.tell(ev.EpochStored(Epoch(1), Attempt(1), 100))
+    assert rig.journal("epoch committed") != []
+    assert rig.begun() == []
+    rig.tell(ev.Tick(), after_s=1.0)
+    rig.up(A1)
+    assert {(order.base, order.attempt) for order in rig.of(co.BeginAttempt)} == {(1, 3)}
+
+
 def test_the_same_loss_is_put_up_with_so_often_and_then_ends_the_run() -> None:
     rig = Rig(restarts=2).running()
     for _ in range(2):

@@ -7,7 +7,7 @@ adds the time from one epoch to the next, the last epoch, and time-outs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.core.run import run_events as ev
 from elasticutor.core.run import run_instructions as do
+from elasticutor.core.run.participants import Participants
 from elasticutor.core.run.timeouts import LateWatcher, Timeouts
 
 
@@ -58,7 +59,7 @@ class EpochCycle:
         watcher: Acts on what comes of them.
         emit: Takes the instructions.
         base: What to start from.
-        sources: Learn of commits too: some keep what they read until it is committed.
+        participants: Of the run. Sources learn of commits too: some keep what they read until then.
         interval_s: From one epoch's end to the next.
         patience_s: How long an answer may take.
     """
@@ -70,7 +71,7 @@ class EpochCycle:
         emit: do.EmitInstruction,
         base: EpochBase,
         *,
-        sources: Sequence[Peer],
+        participants: Participants,
         interval_s: float,
         patience_s: float,
     ) -> None:
@@ -78,7 +79,7 @@ class EpochCycle:
         self._watcher = watcher
         self._emit = emit
         self._base = base
-        self._sources = sources
+        self._participants = participants
         self._interval_s = interval_s
         self._due_at = math.inf
         self._began_at = 0.0  # of the epoch's end
@@ -144,6 +145,8 @@ class EpochCycle:
         if orders and isinstance(orders[0], co.BeginAttempt):
             self._due_at = math.inf
             self._ending_last = False
+            if not self._participants.complete:
+                return  # the manifest held a failure up; successors that come up begin another one
             self._watcher.attempt_begun(orders[0].attempt)
         for order in orders:
             if isinstance(order, co.WriteManifest) and not self.durable:

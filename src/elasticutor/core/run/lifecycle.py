@@ -92,7 +92,7 @@ class RunLifecycle:
                 self,
                 self._emit,
                 base,
-                sources=roles.sources,
+                participants=self.participants,
                 interval_s=terms.epoch_interval_s,
                 patience_s=terms.patience_s,
             )

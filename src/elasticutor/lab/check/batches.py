@@ -161,7 +161,7 @@ class QueryRun(CheckedRun):
     def lose_main(self, host: ExecutorHost) -> None:
         """Lose a main process; the driver notices a little later."""
         host.die()
-        self.kernel.after(self.notice_s(), self._replace, host)
+        self.clock.after(self.notice_s(), self._replace, host)
 
     def lose_task_of(self, host: ExecutorHost, task: TaskId) -> None:
         """Lose a task's process; its main process notices."""
@@ -173,7 +173,7 @@ class QueryRun(CheckedRun):
         self.world.lose_node(node)
         for host in before:
             if not host.alive:
-                self.kernel.after(self.notice_s(), self._replace, host)
+                self.clock.after(self.notice_s(), self._replace, host)
 
     def _replace(self, host: ExecutorHost) -> None:
         """Have another main process, and what the operator's tasks have sent is lost."""
@@ -217,9 +217,9 @@ class QueryRun(CheckedRun):
         if self.rng.random() < self._habits.again:
             self.oracle.counts["executed_again"] += 1
             self._turn += 1
-            self.kernel.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
+            self.clock.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
         else:
-            self.kernel.after(self.storage_s(), self._publish, self._turn, rows)
+            self.clock.after(self.storage_s(), self._publish, self._turn, rows)
 
     def _publish(self, turn: int, rows: list[Row]) -> None:
         """Publish the batch once, as a sink that knows batches by their numbers."""
@@ -235,7 +235,7 @@ class QueryRun(CheckedRun):
             self._last_published = made
         elif made != self._last_published:
             self.oracle.violate(f"outputs: batch {self._batch} came to something else again")
-        self.kernel.after(self.storage_s(), self._commit, turn)
+        self.clock.after(self.storage_s(), self._commit, turn)
 
     def _commit(self, turn: int) -> None:
         if turn != self._turn:
@@ -252,7 +252,7 @@ class QueryRun(CheckedRun):
         if self.rng.random() < self._habits.crash_around_commit:
             self._restart("a crash after the batch's commit")
         else:
-            self.kernel.after(self.storage_s(), self._execute, turn)
+            self.clock.after(self.storage_s(), self._execute, turn)
 
     def _execution_failed(self, reason: str) -> None:
         if self._may_skip() and self.rng.random() < self._habits.skips:
@@ -262,7 +262,7 @@ class QueryRun(CheckedRun):
             self._restart(reason)
             return
         self._abandon(f"execution {self._executions} failed: {reason}")
-        self.kernel.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
+        self.clock.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
 
     def _may_skip(self) -> bool:
         """Whether the batch has come to the first operator, is not in its state, and not the last.
@@ -286,7 +286,7 @@ class QueryRun(CheckedRun):
         self._abandon(f"batch {self._batch} is skipped")
         self._skipped = (self._batch, self._epoch)
         self._batch, self._epoch = self._batch + 1, Epoch(self._epoch + 1)
-        self.kernel.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
+        self.clock.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
 
     def _restart(self, reason: str, *, everything: bool = False) -> None:
         """Restart the query; what is committed decides with which batch."""
@@ -294,7 +294,7 @@ class QueryRun(CheckedRun):
         self._abandon(f"the query ends: {reason}")
         for driver in self._drivers.values():
             driver.close(reason, replace=everything or self.rng.random() < 0.5)
-        self.kernel.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
+        self.clock.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
 
     def _abandon(self, reason: str) -> None:
         self.note("spark", reason)
@@ -306,16 +306,16 @@ class QueryRun(CheckedRun):
         for stage in stages:
             for feeder in stage.running.values():
                 # A cancelled task does not end at once, and goes on sending until it does.
-                self.kernel.after(self.rng.uniform(0.0, 0.02), feeder.end)
+                self.clock.after(self.rng.uniform(0.0, 0.02), feeder.end)
             for part in list(stage.waiting)[: self.rng.randint(0, 2)]:
                 # Nor is one that is being started held back.
-                self.kernel.after(self.rng.uniform(0.0, 0.03), self._start_late, stage, part)
+                self.clock.after(self.rng.uniform(0.0, 0.03), self._start_late, stage, part)
 
     def _start_late(self, stage: QueryStage, part: int) -> None:
         if stage in self._stages:  # not if its driver is gone
             self.oracle.counts["late_tasks"] += 1
             feeder = self._start_task(stage, part)
-            self.kernel.after(self.rng.uniform(0.0, 0.05), feeder.end)
+            self.clock.after(self.rng.uniform(0.0, 0.05), feeder.end)
 
     # Stages
 
@@ -343,7 +343,7 @@ class QueryRun(CheckedRun):
             self._used_twice.add(stage.execution)
             stage.refusable = True
             other = self._add_stage(operator, parts)
-            self.kernel.after(self.rng.uniform(0.0, 0.02), self._launch, other)
+            self.clock.after(self.rng.uniform(0.0, 0.02), self._launch, other)
 
     def _add_stage(self, operator: ChainOperator, parts: list[list[Row]]) -> QueryStage:
         slots = self.rng.randint(1, len(parts))
@@ -408,9 +408,9 @@ class QueryRun(CheckedRun):
         stage.running[number] = feeder
         habits, soon = self._habits, self.rng.uniform(0.0, 0.06)
         if self.rng.random() < habits.copies:
-            self.kernel.after(soon, self._copy, stage, part)
+            self.clock.after(soon, self._copy, stage, part)
         if self.rng.random() < habits.deaths:
-            self.kernel.after(soon, self._kill, stage, feeder)
+            self.clock.after(soon, self._kill, stage, feeder)
         return feeder
 
     def _copy(self, stage: QueryStage, part: int) -> None:
@@ -424,7 +424,7 @@ class QueryRun(CheckedRun):
             self.oracle.counts["lost_feeders"] += 1
             self.note("fault", f"kill {feeder.task}")
             feeder.end()
-            self.kernel.after(self.notice_s(), self._task_failed, stage, feeder, "it was killed")
+            self.clock.after(self.notice_s(), self._task_failed, stage, feeder, "it was killed")
 
     def _ended(self, stage: QueryStage, feeder: Feeder, order: ba.Leave | ba.Refuse) -> None:
         if isinstance(order, ba.Refuse):

@@ -172,7 +172,7 @@ class CheckedQueryDriver:
         match order:
             case ba.CountTasks():
                 pause = self._run.rng.uniform(0.0, 0.01)
-                self._run.kernel.after(pause, self._count, self._opened, order)
+                self._run.clock.after(pause, self._count, self._opened, order)
             case ba.GoBack(attempt, base):
                 self._run.oracle.counts["went_back"] += 1
                 self._write_later(lambda: self._go_back(base), ba.WentBack(attempt))
@@ -216,8 +216,8 @@ class CheckedQueryDriver:
 
     def _write_later(self, act: Callable[[], None], then: ba.BatchEvent) -> None:
         self._jobs.append((act, then))
-        self._free_at = max(self._free_at, self._run.kernel.now) + self._run.storage_s()
-        self._run.kernel.at(self._free_at, self._do_next, self._opened)
+        self._free_at = max(self._free_at, self._run.clock.now) + self._run.storage_s()
+        self._run.clock.at(self._free_at, self._do_next, self._opened)
 
     def _do_next(self, opened: int) -> None:
         if opened != self._opened:

@@ -40,9 +40,9 @@ class CheckedRun(ABC):
     def __init__(self, scenario: Scenario, trace: Trace | None = None) -> None:
         self.scenario = scenario
         self.rng = random.Random(scenario.seed + 1_000_003)
-        self.kernel = Clock()
-        network = Network(self.kernel, self.rng, self.delay_s)
-        self.world = World(self.kernel, network, self.storage(), self)
+        self.clock = Clock()
+        network = Network(self.clock, self.rng, self.delay_s)
+        self.world = World(self.clock, network, self.storage(), self)
         most = max(len(operator.downstream) for operator in scenario.operators)
         self.oracle = Oracle(self._largest_batch(), destinations=max(1, most))
         self.trace = trace
@@ -101,8 +101,8 @@ class CheckedRun(ABC):
         try:
             self.start()
             self._schedule_trouble()
-            while self.kernel.step():
-                if self.kernel.now > _LONGEST_S:
+            while self.clock.step():
+                if self.clock.now > _LONGEST_S:
                     self.oracle.violate(f"stuck: {self._why_stuck()}")
                     return
                 if self.oracle.violations:
@@ -181,21 +181,21 @@ class CheckedRun(ABC):
     ) -> None:
         """An executor has handled an event."""
         if self.trace is not None:
-            self.trace.handled(self.kernel.now, host.name, event, instructions)
+            self.trace.handled(self.clock.now, host.name, event, instructions)
         self.oracle.handled(host, event, instructions)
         if isinstance(event, (ev.TaskLost, ev.NodeLost)):
-            self.kernel.after(self.notice_s(), self._replace_cores, host)
+            self.clock.after(self.notice_s(), self._replace_cores, host)
 
     def refused(self, host: ExecutorHost, message: Any, error: ProtocolError) -> None:
         """An executor has refused a message."""
         if self.trace is not None:
-            self.trace.refused(self.kernel.now, host.name, message, error)
+            self.trace.refused(self.clock.now, host.name, message, error)
         self.oracle.refused(host, message, error)
 
     def note(self, who: str, what: Any) -> None:
         """Write something else into the trace."""
         if self.trace is not None:
-            self.trace.note(self.kernel.now, who, what)
+            self.trace.note(self.clock.now, who, what)
 
     # Executors and nodes
 
@@ -215,7 +215,7 @@ class CheckedRun(ABC):
         self._incarnations += 1
         for core in cores:
             host.tell(ev.CoreGranted(core))
-        self.kernel.after(self.scenario.balance_s, self._balance, host)
+        self.clock.after(self.scenario.balance_s, self._balance, host)
         return host
 
     def begin(self, name: Peer, begun: ev.AttemptBegun) -> None:
@@ -236,7 +236,7 @@ class CheckedRun(ABC):
     def _balance(self, host: ExecutorHost) -> None:
         if host.alive and not self.done:
             host.tell(ev.BalanceDue())
-            self.kernel.after(self.scenario.balance_s, self._balance, host)
+            self.clock.after(self.scenario.balance_s, self._balance, host)
 
     def _replace_cores(self, host: ExecutorHost) -> None:
         """Give an executor without a core another one, as a scheduler does."""
@@ -262,7 +262,7 @@ class CheckedRun(ABC):
         for rate, action in kinds:
             for _ in range(self._times(rate)):
                 when = self.rng.uniform(0.0, self.scenario.length_s * 1.2)
-                self.kernel.at(when, self._unless_done, action)
+                self.clock.at(when, self._unless_done, action)
 
     def _times(self, expected: float) -> int:
         whole = int(expected)
@@ -343,7 +343,7 @@ class CheckedRun(ABC):
         if host is not None and host.tasks:
             task = host.tasks[self.rng.choice(sorted(host.tasks))]
             task.slowness = self.rng.choice((5.0, 30.0))
-            self.kernel.after(0.05, self._speed_up, task)
+            self.clock.after(0.05, self._speed_up, task)
 
     @staticmethod
     def _speed_up(task: TaskHost) -> None:

@@ -69,7 +69,7 @@ class Feeder:
                 self.outputs.extend(rows)
                 self._taken[executor] += size
                 slow = 0.05 if self.run.rng.random() < 0.03 else 0.0
-                self.run.kernel.after(slow, self._grant, executor)
+                self.run.clock.after(slow, self._grant, executor)
             case MarkerSent(executor, attempt, _):
                 self._unmarked.discard(executor)
                 if not self._unmarked:
@@ -98,7 +98,7 @@ class Feeder:
         self._sender.put(self._operator.by_executor(batch))
         if self._position < len(self._rows):
             pause = scenario.source_interval_s * rng.uniform(0.0, 0.5)
-            self.run.kernel.after(pause, self._produce)
+            self.run.clock.after(pause, self._produce)
         else:
             self._sender.end_epoch(self.task.epoch)
 

@@ -131,7 +131,7 @@ class TopologyRun(CheckedRun):
 
     def decide(self, event: ru.RunEvent) -> None:
         """Let the core decide about an event, and carry its instructions out."""
-        instructions = self._life.handle(event, self.kernel.now)
+        instructions = self._life.handle(event, self.clock.now)
         if not isinstance(event, ru.Tick) or instructions:
             self.note("driver", event)
         self._invariants.handled(event, instructions)
@@ -140,7 +140,7 @@ class TopologyRun(CheckedRun):
 
     def _later(self, event: ru.RunEvent, delay_s: float) -> None:
         """Let the driver learn of something, unless it is another one by then."""
-        self.kernel.after(delay_s, self._learn, event, self._drivers)
+        self.clock.after(delay_s, self._learn, event, self._drivers)
 
     def _learn(self, event: ru.RunEvent, driver: int) -> None:
         if driver == self._drivers:
@@ -161,14 +161,14 @@ class TopologyRun(CheckedRun):
     def _tick(self) -> None:
         if not self.done:
             self.decide(ru.Tick())
-            self.kernel.after(_TICK_S, self._tick)
+            self.clock.after(_TICK_S, self._tick)
 
     def _carry_out(self, what: order.RunInstruction) -> None:
         self.note("driver", what)
         match what:
             case co.WriteManifest():
                 self._writing = what
-                self.kernel.after(self.storage_s(), self._write_manifest, what)
+                self.clock.after(self.storage_s(), self._write_manifest, what)
             case co.BeginAttempt(who, attempt, base, epoch) if who in self._operators:
                 self._begin(who, ev.AttemptBegun(attempt, base, epoch, *self._neighbours(who)))
             case co.CommitEpoch(who, attempt, epoch) if who in self._operators:
@@ -200,7 +200,7 @@ class TopologyRun(CheckedRun):
             case order.AskToRest(who):
                 self._rest(who, self._drivers)
             case order.Wake(at):
-                self._later(ru.Tick(), max(0.0, at - self.kernel.now))
+                self._later(ru.Tick(), max(0.0, at - self.clock.now))
             case order.DiscardUncommitted(attempt) if attempt > self._base.attempt + 1:
                 self.abort(f"attempt {attempt} begins")
             case order.EnterPhase(RunPhase.DRAINED) if not self._terms.end_when_drained:
@@ -237,7 +237,7 @@ class TopologyRun(CheckedRun):
         if driver != self._drivers or simulated is None or simulated.end is None:
             return
         if who in self._operators and self.world.executors[who].core.moves:
-            self.kernel.after(self.startup_s(), self._rest, who, driver)
+            self.clock.after(self.startup_s(), self._rest, who, driver)
         else:
             rested = ru.ParticipantRested(who)
             self.world.network.send(self._address_of(who), self.world.driver, rested)
@@ -265,7 +265,7 @@ class TopologyRun(CheckedRun):
 
     def _start_hosts(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self.kernel.after(self.startup_s(), self._host_up, number, self._drivers)
+            self.clock.after(self.startup_s(), self._host_up, number, self._drivers)
 
     def _host_up(self, number: int, driver: int) -> None:
         if driver == self._drivers:
@@ -273,7 +273,7 @@ class TopologyRun(CheckedRun):
             self.decide(ru.HostUp(number))
 
     def _start_later(self, up: Callable[..., None], *args: Any) -> None:
-        self.kernel.after(self.startup_s(), up, self._drivers, *args)
+        self.clock.after(self.startup_s(), up, self._drivers, *args)
 
     def _starting(self, driver: int, who: Peer, life: int) -> _Simulated | None:
         """The process that comes up, if nothing has happened to it meanwhile."""

@@ -132,7 +132,7 @@ class SourceHost:
             self._carry_out(side.outputs.send(executor, attempt))
         slow = 20 if rng.random() < 0.01 else 1
         pause = scenario.source_interval_s * rng.uniform(0.2, 1.8) * slow
-        self.run.kernel.after(pause, self._produce, attempt)
+        self.run.clock.after(pause, self._produce, attempt)
 
 
 class SinkHost:
@@ -188,7 +188,7 @@ class SinkHost:
                 case PrepareOutput(attempt, epoch):
                     draft = attempt, epoch
                     self._drafts[draft], self._written = self._written, []
-                    self.run.kernel.after(self.run.storage_s(), self._prepared, *draft, draft)
+                    self.run.clock.after(self.run.storage_s(), self._prepared, *draft, draft)
                 case CommitOutput(_, note):
                     self.run.published.extend(self._drafts.pop(note, ()))
                 case AbortOutput():
@@ -203,7 +203,7 @@ class SinkHost:
     def _write(self, peer: Peer, attempt: Attempt, rows: Any, size: int) -> None:
         self._written.extend(rows)
         slow = 0.05 if self.run.rng.random() < 0.02 else 0.0
-        self.run.kernel.after(slow, self._grant, peer, attempt, size)
+        self.run.clock.after(slow, self._grant, peer, attempt, size)
 
     def _grant(self, peer: Peer, attempt: Attempt, size: int) -> None:
         grant = self._side.written(peer, attempt, size)
