@@ -262,14 +262,19 @@ class CheckedRun(ABC):
         for rate, action in kinds:
             for _ in range(self._times(rate)):
                 when = self.rng.uniform(0.0, self.scenario.length_s * 1.2)
-                self.clock.at(when, self._unless_done, action)
+                self.clock.at(when, self._unless_over, action)
 
     def _times(self, expected: float) -> int:
         whole = int(expected)
         return whole + (self.rng.random() < expected - whole)
 
-    def _unless_done(self, action: Callable[[], None]) -> None:
-        if not self.done:
+    @property
+    def over(self) -> bool:
+        """Whether its processes end by themselves, so that no loss means anything any more."""
+        return self.done
+
+    def _unless_over(self, action: Callable[[], None]) -> None:
+        if not self.over:
             action()
 
     def _some_executor(self) -> ExecutorHost | None:

@@ -23,7 +23,7 @@ from elasticutor.core.run.epoch_cycle import EpochBase
 from elasticutor.core.run.introductions import Introduction
 from elasticutor.core.run.lifecycle import RunLifecycle
 from elasticutor.core.run.participants import Roles
-from elasticutor.core.run.phases import RunError, RunPhase, Terms
+from elasticutor.core.run.phases import OVER, RunError, RunPhase, Terms
 from elasticutor.core.scheduler.placement import Placement
 from elasticutor.errors import OutOfOrderError
 from elasticutor.lab.check.pipeline import SINK, Expected, fold
@@ -107,6 +107,11 @@ class TopologyRun(CheckedRun):
 
     def start_executors(self) -> None:
         """Do nothing: the run's life says when."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has begun to end its processes."""
+        return self._life.phase in OVER
 
     # The driver
 
@@ -195,8 +200,8 @@ class TopologyRun(CheckedRun):
                 self._start_hosts(numbers)
             case order.AssignCores(who, cores):
                 self._assign(who, Counter(cores))
-            case order.StopSending(who):
-                self._send(who, what)
+            case order.StopSending(who) | order.AskToRest(who) if who not in self._operators:
+                self._send(who, what)  # behind what it was sent before, such as a commit
             case order.AskToRest(who):
                 self._rest(who, self._drivers)
             case order.Wake(at):

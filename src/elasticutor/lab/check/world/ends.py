@@ -24,8 +24,8 @@ from elasticutor.core.protocol.source import (
     SourceOrder,
     SourceSide,
 )
-from elasticutor.core.run.run_events import SourceExhausted
-from elasticutor.core.run.run_instructions import StopSending
+from elasticutor.core.run.run_events import ParticipantRested, SourceExhausted
+from elasticutor.core.run.run_instructions import AskToRest, StopSending
 from elasticutor.lab.check.pipeline import ROW_BYTES, SINK, ChainOperator, Row
 from elasticutor.lab.check.world.hosts import CreditSent, MarkerSent, TuplesSent
 from elasticutor.lab.check.world.network import Address
@@ -174,6 +174,9 @@ class SinkHost:
                     self._write(peer, attempt, rows, size)
             case MarkerSent(peer, attempt, epoch):
                 self._carry_out(self._side.mark(peer, attempt, epoch))
+            case AskToRest():
+                rested = ParticipantRested(SINK)
+                self.run.world.network.send(self._address, self.run.world.driver, rested)
 
     def _new_side(self) -> SinkSide:
         first = self.run.scenario.config.min_credit_bytes
