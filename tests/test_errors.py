@@ -17,7 +17,7 @@ from elasticutor.errors import BadValueError, ElasticutorError, ProtocolError
 
 ROOT = Path(elasticutor.__file__).parent
 FACTS = ("upstream 'u'", "have sent less", 70_000, "wait for a grant")
-CAUGHT = {"MisfitError", "ViolatedError", "DriverFailedError"}
+CAUGHT = {"BadOptionError", "MisfitError", "ViolatedError", "DriverFailedError"}
 """Raised and caught inside one package, so outside the tree: no user meets them."""
 
 

@@ -10,7 +10,7 @@ ElasticutorError
 ├── DataSourceError (RuntimeError)      spark.datasource.given: a data source broke its interface
 ├── ClusterError (RuntimeError)         driver.loop: a cluster did not start, or is gone
 ├── RunError (RuntimeError)             core.run.phases: a run failed: which process, and why
-├── BatchError (RuntimeError)           process.batch_errors: a batch of a query cannot go on
+├── BatchError (RuntimeError)           process.failures: a batch of a query cannot go on
 ├── CheckpointError (RuntimeError)      state.checkpoint.errors: a checkpoint cannot be used
 │   ├── DamagedError                    state.checkpoint.errors: a file is torn, changed or gone
 │   ├── LayoutError                     state.checkpoint.errors: a layout of another version
@@ -22,6 +22,7 @@ ElasticutorError
 ├── StateFullError (RuntimeError)       no room for more state: the map or the disk is full
 ├── DirectoryError (RuntimeError)       process.hosting.directories: no room, in use, not ours
 ├── ZygoteError (RuntimeError)          process.hosting.zygote: processes cannot be forked
+├── SilentDriverError (RuntimeError)    process.failures: no heartbeat of the driver
 ├── BenchError (RuntimeError)           lab.bench.live: a benchmark measured something else
 └── ProtocolError (RuntimeError)        a message that the protocol does not allow here
     ├── UnknownShardError               a shard outside the executor's table

@@ -11,7 +11,7 @@ from elasticutor.core.executor.executor import Phase
 from elasticutor.core.executor.reassignment import Move, MovePhase
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
-from elasticutor.core.protocol.ids import Attempt, MoveId, Peer
+from elasticutor.core.protocol.ids import Attempt, MoveId, Peer, TaskId
 from elasticutor.errors import LATE, ProtocolError
 from elasticutor.lab.check.pipeline import ChainOperator, Expected, Row
 from elasticutor.lab.check.world.hosts import ExecutorHost
@@ -41,6 +41,8 @@ class _Watch:
     overlapping: set[MoveId] = field(default_factory=set)
     flushed: set[MoveId] = field(default_factory=set)
     most_flights: int = 0
+    windows: dict[TaskId, float] = field(default_factory=dict)
+    """How much each task might have ahead when its last chunk was handed out, in seconds."""
 
 
 class Oracle:
@@ -152,8 +154,12 @@ class Oracle:
         for instruction in instructions:
             if isinstance(instruction, do.ReportMove):
                 self._count_move(watch, instruction)
+            elif isinstance(instruction, do.Dispatch):
+                task = host.core.tasks.get(instruction.task)
+                if task is not None:
+                    watch.windows[task.id] = task.window_s(host.core.config)
             elif isinstance(instruction, do.SendLabel):
-                self._check_window(host, instruction)
+                self._check_window(host, watch, instruction)
 
     def _count_move(self, watch: _Watch, report: do.ReportMove) -> None:
         if report.source is None:
@@ -164,11 +170,16 @@ class Oracle:
         self.counts["moves_at_epoch_end"] += report.move in watch.overlapping
         self.counts["moves_during_flush"] += report.move in watch.flushed
 
-    def _check_window(self, host: ExecutorHost, label: do.SendLabel) -> None:
-        """A label waits behind a window of work and no more, however long the queues are."""
+    def _check_window(self, host: ExecutorHost, watch: _Watch, label: do.SendLabel) -> None:
+        """Require that a label waits behind a window of work, however long the queues are.
+
+        The window counts that was in force when the last chunk was handed out: it is smaller for
+        tuples that turn out to cost more.
+        """
         task, config = host.core.tasks[label.task], host.core.config
         ahead = task.in_flight_s - (task.flights[-1].estimate_s if task.flights else 0.0)
-        if len(task.flights) > config.min_chunks and ahead >= task.window_s(config) + 1e-9:
+        window_s = max(watch.windows.get(task.id, 0.0), task.window_s(config))
+        if len(task.flights) > config.min_chunks and ahead >= window_s + 1e-9:
             self.violate(f"drain: {host.name} task {task.id} has {ahead:.4f} s ahead of a label")
 
     # At the end

@@ -36,6 +36,7 @@ from elasticutor.lab.check.world.hosts import ExecutorHost
 from elasticutor.lab.check.world.network import Address
 
 _TICK_S = 0.5
+_START_S = 10.0
 _PATIENCE_S = 4.0
 """Longer than any answer takes here: only what hangs is late."""
 _NODE_CORES = 6
@@ -77,7 +78,7 @@ class TopologyRun(CheckedRun):
             Paradigm.ELASTIC,
             None,
             rng.random() < 0.5,
-            60.0,
+            _START_S,
             scenario.epoch_s,
             _PATIENCE_S,
             rng.choice((1, 2, 5)),
@@ -346,7 +347,8 @@ class TopologyRun(CheckedRun):
         self._kill(who, life)
         if noticed:
             self._later(ru.ProcessLost(who, life, None, "was lost"), self.notice_s())
-        if self.rng.random() < 0.3:  # its registration has been under way for long
+        if simulated.end is not None and self.rng.random() < 0.3:
+            # Its registration has been under way for long.
             late = ru.ParticipantUp(who, life, Address(f"{who} is gone"))
             self._later(late, 2 * self.notice_s())
 
