@@ -29,6 +29,7 @@ class TinyFigures(Figures):
 
     took_ms: Samples = samples("took, ms", ".1f", better="lower")
     pause_ms: Samples = samples("pause, ms", ".1f", shows=P50_P99)
+    shown_kb: Samples = samples("in the table alone, KB", ".1f", key="")
     parts: dict[str, Part] = figure("part", default_factory=dict)
     wrong: int = figure(default=0)
     peer: Part | None = figure(omit_none=True, default=None)
@@ -57,7 +58,7 @@ class Tiny(Benchmark):
 
     def measure(self, bench: Bench) -> TinyFigures:
         """Make it up."""
-        found = TinyFigures(pause_ms=[1.0, 2.0, 3.0], wrong=int(self.fail))
+        found = TinyFigures(pause_ms=[1.0, 2.0, 3.0], shown_kb=[7.5], wrong=int(self.fail))
         for number in bench.runs(3, "making it up"):
             found.took_ms.append(float(number + 1))
         sizes = read_numbers("--sizes", self.sizes)
@@ -97,6 +98,7 @@ def test_without_json_there_are_tables_and_progress_on_standard_error() -> None:
     assert "1,000 rows" in result.stdout
     assert "took, ms ↓" in result.stdout
     assert "1.2 – 2.8" in result.stdout
+    assert "7.5" in result.stdout
     assert "part 2" in result.stdout
     assert "sum(range(1000)) meanwhile took" in result.stdout
 

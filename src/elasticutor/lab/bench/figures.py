@@ -152,9 +152,11 @@ class Figures:
         found: dict[str, Any] = {}
         for name, declared, value in self._declared():
             key = name if declared.key is None else declared.key
+            if not key or (value is None and declared.omit_none):
+                continue
             if declared.shows is not None:
                 found |= percentiles(key, value, declared.shows, declared.digits)
-            elif key and not (value is None and declared.omit_none):
+            else:
                 found[key] = _as_json(value, declared.digits)
         return found
 

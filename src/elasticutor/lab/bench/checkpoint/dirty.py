@@ -29,8 +29,10 @@ class Written(Figures):
 
     share: float = figure()
     """The share of the keys that every epoch changes."""
-    dirty_keys_per_epoch: Samples = samples("dirty keys", ",.0f", shows=MEDIAN)
-    bytes_per_epoch: Samples = samples("bytes per epoch", ",.0f", shows=MEDIAN, better="lower")
+    dirty_keys_per_epoch: Samples = samples("dirty keys", ",.0f", shows=MEDIAN, digits=None)
+    bytes_per_epoch: Samples = samples(
+        "bytes per epoch", ",.0f", shows=MEDIAN, digits=None, better="lower"
+    )
     """Of increments."""
     bytes_per_dirty_key: float = figure("bytes per dirty key", ".1f", digits=2, default=0.0)
     folded_bytes_per_epoch: int = figure("folded bytes per epoch", ",", default=0)
