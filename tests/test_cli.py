@@ -35,6 +35,41 @@ def test_help_reads_well(words: tuple[str, ...]) -> None:
     assert "Traceback" not in result.output
 
 
+def test_commands_are_grouped_by_what_they_are_for() -> None:
+    printed = run("--help").output
+    order = ["Run", "demo", "Look", "state", "Laboratory", "bench", "chaos", "check", "sim"]
+    places = [printed.index(f" {word} ") for word in order]
+    assert places == sorted(places)
+
+
+def test_a_misspelt_command_is_refused_with_the_nearest_one() -> None:
+    result = run("demoo")
+    assert result.exit_code == 2
+    assert "Did you mean 'demo'?" in result.stderr
+
+
+def test_looking_into_a_checkpoint_does_not_load_the_laboratory(tmp_path: Path) -> None:
+    code = (
+        "import sys; from elasticutor.cli import main; sys.argv[1:] = ['state', 'ls', '.']\n"
+        "try: main()\n"
+        "except SystemExit: print('elasticutor.state.inspection' in sys.modules)\n"
+        "print([name for name in sys.modules if name.startswith('elasticutor.lab')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert done.stdout.split() == ["True", "[]"]
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_its_libraries_the_command_line_says_what_to_install(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None\nfrom elasticutor.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert f"needs {missing}: pip install 'elasticutor[cli]'" in done.stderr
+
+
 def test_check_prints_figures_as_json() -> None:
     result = run("check", "--seeds", "6", "--processes", "1", "--json")
     assert result.exit_code == 0
@@ -110,9 +145,19 @@ def test_demo_runs_live_and_prints_figures_and_a_picture(tmp_path: Path) -> None
 def test_demo_compares_what_it_has_seen(capsys: pytest.CaptureFixture[str]) -> None:
     moved = {"sync_ms": 2.0, "migration_ms": 0.5}
     loads = {"clicks": (0.5,) * 6, "orders": (0.5, 0.5)}
-    moment = Frame(2.0, 1200.0, 5.0, 20.0, {"clicks": 6, "orders": 2}, loads, 1)
-    elastic = DemoStory("elastic", moments=[moment], moves=[moved], p50_ms=5.0, p99_ms=20.0)
-    static = DemoStory("static", moments=[moment], p50_ms=700.0, p99_ms=2000.0)
+    moment = Frame(
+        time_s=2.0,
+        rows_s=1200.0,
+        p50_ms=5.0,
+        p99_ms=20.0,
+        cores={"clicks": 6, "orders": 2},
+        loads=loads,
+        moves=1,
+    )
+    elastic = DemoStory(
+        paradigm="elastic", moments=[moment], moves=[moved], p50_ms=5.0, p99_ms=20.0
+    )
+    static = DemoStory(paradigm="static", moments=[moment], p50_ms=700.0, p99_ms=2000.0)
     demo_command._compare(elastic, static)
     printed = capsys.readouterr().out
     for word in ("20.0 ms", "2000.0 ms", "2.5 ms", "shards moved"):

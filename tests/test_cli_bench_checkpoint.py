@@ -25,20 +25,12 @@ from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
 from elasticutor.lab.bench import live
-from elasticutor.lab.bench.checkpoint.dirty import Dirty, Written
-from elasticutor.lab.bench.checkpoint.overhead import (
-    EndedEpoch,
-    Overhead,
-    OverheadBench,
-    OverheadSetting,
-    Pair,
-    ended_between,
-    scratch,
-)
-from elasticutor.lab.bench.checkpoint.restore import Restore, Started, Steps, bench_restore
+from elasticutor.lab.bench.checkpoint.bench import CheckpointBench, CheckpointFigures
+from elasticutor.lab.bench.checkpoint.dirty import DirtyFigures, Written
+from elasticutor.lab.bench.checkpoint.overhead import EndedEpoch, Overhead, ended_between
+from elasticutor.lab.bench.checkpoint.restore import RestoreFigures, Started, Steps, measure_restore
 from elasticutor.lab.bench.checkpoint.state import Store, Sweep, filled
-from elasticutor.lab.bench.live import BenchError, Machine
-from elasticutor.lab.cli.bench import checkpoint as bench_checkpoint
+from elasticutor.lab.bench.live import BadOptionError, Bench, BenchError, scratch
 
 PATIENCE_S = 60.0
 QUICK = ("--interval", "0.2", "--seconds", "0.8", "--warm-up", "0.3", "--pairs", "1")
@@ -194,17 +186,19 @@ def test_restore_tells_when_all_is_back_and_what_each_step_takes(all_parts: dict
 @pytest.mark.usefixtures("without_spark")
 def test_without_json_every_part_has_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(Path("somewhere"), 2000, 100, 1)
-    pair = Pair(1000.0, 910.0, (EndedEpoch(12.5, 0.1, 64_000),))
-    overhead = OverheadBench(OverheadSetting(), {"per_record": Overhead((pair,))}, Machine())
-    written = Written(0.01, (20,), (2_100,), 0, 0, (1.0,), (0.1,))
-    start, steps = Started(0.25, 3.5, 4.5, 4.75), Steps(0.125, 0.5, 2.0)
-    results = (
-        overhead,
-        Dirty(store, (written, written), 210_000),
-        Restore(store, 210_000, (start,), (start,), (steps,)),
-        Machine().as_dict(),
+    overhead = Overhead()
+    overhead.add(1000.0, 910.0, (EndedEpoch(12.5, 0.1, 64_000),))
+    written = Written(share=0.01, dirty_keys_per_epoch=[20], bytes_per_dirty_key=105.0)
+    start = Started(opened_s=[0.25], running_s=[3.5], restored_s=[4.5], flowing_s=[4.75])
+    steps = Steps(open_s=[0.125], load_s=[0.5], store_s=[2.0])
+    results = CheckpointFigures(
+        kinds={"per_record": overhead},
+        dirty=DirtyFigures(store=store, shares=[written, written], bytes_of_all=210_000),
+        restore=RestoreFigures(
+            store=store, file_bytes=210_000, until=start, empty=start, steps_alone=steps
+        ),
     )
-    monkeypatch.setattr(bench_checkpoint, "_measure", lambda *_: results)
+    monkeypatch.setattr(CheckpointBench, "measure", lambda *_: results)
     result = bench("--part", "all")
     assert result.exit_code == 0, result.output
     for words in ("5 pairs", "0.910", "1.0%", "105.0", "restore of", "4.75", "sum(range"):
@@ -229,9 +223,9 @@ def test_an_interruption_leaves_nothing_behind_and_ends_with_130(
 
 
 def test_a_restore_that_lacks_a_key_is_no_restore(processes: BaseCluster, tmp_path: Path) -> None:
-    store = filled(processes, tmp_path / "state", keys=200, size=10, cores=1)
+    store = filled(processes, tmp_path / "state", keys=200, size=10, cores=1, bench=Bench())
     with pytest.raises(BenchError, match="have every key"):
-        bench_restore(processes, replace(store, keys=400), tmp_path, repeat=1)
+        measure_restore(Bench(), processes, replace(store, keys=400), tmp_path, repeat=1)
 
 
 @settings(max_examples=50, deadline=None)
@@ -330,13 +324,15 @@ def test_a_run_without_epochs_or_with_a_loss_is_not_measured() -> None:
 
 
 def test_a_measurement_lasts_longer_than_an_epoch() -> None:
-    with pytest.raises(BadValueError, match="be more than an epoch's"):
-        OverheadSetting(seconds=2.0, interval_s=2.0)
+    with pytest.raises(BadOptionError, match="not more than an epoch's"):
+        CheckpointBench(seconds=2.0, interval=2.0).check()
 
 
 def test_ratios_are_taken_by_pairs() -> None:
     epochs = (EndedEpoch(10.0, 0.2, 100), EndedEpoch(20.0, 0.4, 300))
-    overhead = Overhead((Pair(100.0, 90.0, epochs), Pair(1000.0, 1000.0, epochs)))
+    overhead = Overhead()
+    overhead.add(100.0, 90.0, epochs)
+    overhead.add(1000.0, 1000.0, epochs)
     found = overhead.as_dict()
     assert found["ratios"] == [0.9, 1.0]
     assert found["ratio"] == 0.95

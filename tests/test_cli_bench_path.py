@@ -6,6 +6,7 @@ import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from typer.testing import CliRunner
 from elasticutor.cli.app import app
 from elasticutor.lab.bench import live, path
 from elasticutor.lab.bench.figures import Spread
-from elasticutor.lab.bench.live import BenchError, Machine
-from elasticutor.lab.bench.path import PathBench, hops_of, processes, read_notes
-from elasticutor.transport.mailbox import TRACE
+from elasticutor.lab.bench.live import OPERATOR, BenchError
+from elasticutor.lab.bench.path import PathBench, PathFigures, hops_of, processes, read_notes
+from elasticutor.lab.bench.tracing import TRACE
+from elasticutor.transport.mailbox import FACTORY
 
 BIRTH = 1_000_000_000
 """A tuple that was due at second 1000."""
@@ -51,20 +53,20 @@ def write_way(folder: Path, birth: int, *, task: bool = True) -> None:
 
     notes = {
         "tuples.0.7": [line("sent", "Tuples", 1, 2)],
-        "burn.0.8": [
+        f"{OPERATOR}.0.8": [
             line("taken", "Tuples", 0, 3, 4, 6),
             line("sent", "Chunk", 5, 6),
             line("taken", "Result", 9, 10, 11, 13),
             line("sent", "Tuples", 12, 13),
         ],
-        "burn.0-t1.9": [
+        f"{OPERATOR}.0-t1.9": [
             line("taken", "Chunk", 7, 7.5, 8, 9.5),
             f"{line('sent', 'Result', 9, 9.5)} 0.001",
         ],
         "out.10": [line("taken", "Tuples", 0, 14, 15, 16)],
     }
     if not task:
-        del notes["burn.0-t1.9"]
+        del notes[f"{OPERATOR}.0-t1.9"]
     for name, lines in notes.items():
         with (folder / name).open("a") as file:
             file.writelines(f"{text}\n" for text in lines)
@@ -76,7 +78,10 @@ def test_a_tuple_is_followed_from_its_due_time_to_the_sink(tmp_path: Path) -> No
     write_way(tmp_path, BIRTH + 3_000_000, task=False)  # not the first of its chunk
     hops, sampled = hops_of(read_notes(tmp_path), since=0.0)
     assert sampled == 1
-    medians = {hop: {part: s.median for part, s in parts.items()} for hop, parts in hops.items()}
+    medians = {
+        hop: {part: Spread.of(us).median for part, us in parts.items()}
+        for hop, parts in hops.items()
+    }
     assert medians["source"] == {"send": 1000.0, "work": 1000.0}
     assert medians["main, in"] == {
         "queue": 0.0,
@@ -104,25 +109,31 @@ def test_what_was_due_before_the_warm_up_ended_does_not_count(tmp_path: Path) ->
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_the_command_prints_cpu_time_by_role_and_the_hops(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, as_json: bool
+    monkeypatch: pytest.MonkeyPatch, as_json: bool
 ) -> None:
-    write_way(tmp_path, BIRTH)
-    hops, sampled = hops_of(read_notes(tmp_path), since=0.0)
     told: list[str] = []
 
-    def bench(cluster: Any, folder: Path, **options: Any) -> PathBench:
-        assert os.environ[TRACE] == str(folder)
-        told.append(str(folder))
-        one = Spread(0.25, 0.2, 0.3)
-        return PathBench(one, {"main": one}, hops, one, sampled, 1200.0, 1.0, 0.6, 2, Machine())
+    def read_cpu(setting: PathBench, cluster: Any, run: Any, found: PathFigures) -> None:
+        assert FACTORY in os.environ
+        told.append(os.environ[TRACE])
+        if not list(Path(os.environ[TRACE]).iterdir()):
+            write_way(Path(os.environ[TRACE]), BIRTH)
+        found.roles_ms.setdefault("main", []).append(0.25)
+        found.cpu_beyond_ms_per_tuple.append(0.25)
 
+    run: Any = nullcontext(SimpleNamespace(stop=lambda patience_s: None))
+    cluster = SimpleNamespace(submit=lambda topology: run)
     monkeypatch.delenv(TRACE, raising=False)
-    monkeypatch.setattr(live, "spark_cluster", lambda *a, **k: nullcontext())
-    monkeypatch.setattr(path, "bench_path", bench)
+    monkeypatch.delenv(FACTORY, raising=False)
+    monkeypatch.setattr(live, "spark_cluster", lambda *a, **k: nullcontext(cluster))
+    monkeypatch.setattr(PathBench, "_read_cpu", read_cpu)
+    monkeypatch.setattr(path, "watch", lambda run, seconds: 0.0)
+    monkeypatch.setattr(path, "hops_of", lambda seen, since: hops_of(seen, 0.0))
     result = CliRunner().invoke(app, ["bench", "path", *(["--json"] if as_json else [])])
     assert result.exit_code == 0, result.output
     assert told
     assert TRACE not in os.environ
+    assert FACTORY not in os.environ
     if as_json:
         figures = json.loads(result.stdout)
         assert figures["cpu_beyond_ms_per_tuple"] == 0.25

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,35 @@ import pytest
 from typer.testing import CliRunner
 
 from elasticutor.cli.app import app
-from elasticutor.core.paradigm import Paradigm
+from elasticutor.core.paradigm import ParadigmName
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.lab.bench import latency as latency_bench
-from elasticutor.lab.bench import throughput as throughput_bench
-from elasticutor.lab.bench.live import BenchError
+from elasticutor.lab.bench import live
+from elasticutor.lab.bench.figures import Spread, ratios
+from elasticutor.lab.bench.latency import LatencyBench, LatencyFigures
+from elasticutor.lab.bench.live import Bench, BenchError
 from elasticutor.lab.bench.load import shift as shift_bench
-from elasticutor.lab.bench.load.elastic import ElasticRun, ElasticSetting
+from elasticutor.lab.bench.load.elastic import ElasticBench
+from elasticutor.lab.bench.load.emulated import ElasticRun
+from elasticutor.lab.bench.operators import CountAndSum
 from elasticutor.lab.bench.peer import beside as peer_bench
 from elasticutor.lab.bench.peer.beside import PeerRun, PeerSetting, PeerWork
+from elasticutor.lab.bench.throughput import ThroughputBench
+from elasticutor.operator import Operator
 from elasticutor.sources import Generator
 
-NOWHERE: Any = None
-"""A cluster on which nothing runs."""
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster on which nothing runs."""
+    monkeypatch.setattr(live, "spark_cluster", lambda *_, **__: nullcontext())
 
 
 def recorded(work: PeerWork, setting: PeerSetting) -> PeerRun:
     """A peer that takes 2 ms, and 10 ms more with batches that are not of ten; 5,000 rows/s."""
-    rows = work.rows or round((work.rate or 0.0) * (work.seconds or 0.0))
-    due_s = np.arange(rows) / (work.rate or 5_000.0)
+    tuples = work.tuples
+    rows = tuples.rows or round((tuples.rate or 0.0) * (tuples.seconds or 0.0))
+    due_s = np.arange(rows) / (tuples.rate or 5_000.0)
     slow_s = 0.002 + 0.010 * (setting.batch_rows % 10 != 0 or setting.batch_rows == 100)
     return PeerRun(due_s, due_s + slow_s)
 
@@ -61,71 +72,85 @@ def test_shifting_load_has_no_checkpoint() -> None:
     assert "--checkpoint" in result.stderr
 
 
+@pytest.mark.usefixtures("nowhere")
 def test_latency_is_paired_with_the_peers_best_setting_round_by_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ours = iter((1.0, 2.0, 3.0))
     order: list[str] = []
 
-    def run(cluster: BaseCluster, work: Any, seed: int) -> tuple[dict[str, float], float, float]:
+    def run(setting: LatencyBench, cluster: BaseCluster, seed: int, found: LatencyFigures) -> None:
         order.append(f"ours {seed}")
-        return dict.fromkeys(latency_bench.PERCENTILES, next(ours)), work.rate, 0.0
+        value = next(ours)
+        for name in latency_bench.PERCENTILES:
+            getattr(found, name).append(value)
 
     def peer(work: PeerWork, setting: PeerSetting) -> PeerRun:
-        order.append(f"theirs {work.seed}")
+        order.append(f"theirs {work.tuples.seed}")
         return recorded(work, setting)
 
-    monkeypatch.setattr(latency_bench, "_run", run)
-    monkeypatch.setattr(latency_bench, "run_peer", peer)
-    result = latency_bench.bench_latency(
-        NOWHERE, seconds=2.0, warm_up_s=1.0, repeat=3, beside=True, checkpoint=True
+    monkeypatch.setattr(LatencyBench, "_run", run)
+    monkeypatch.setattr(peer_bench, "run_peer", peer)
+    bench, setting = (
+        Bench(),
+        LatencyBench(seconds=2.0, warm_up=1.0, repeat=3, beside="bytewax", checkpoint=True),
     )
+    result: Any = setting.measure(bench)
     tried = 6
     assert order[tried:] == ["ours 0", "theirs 0", "theirs 1", "ours 1", "ours 2", "theirs 2"]
     assert result.beside is not None
     assert result.beside.setting == PeerSetting(2, 10, checkpoint=True)
-    ratio = result.beside.ratio("p50_ms")
+    ratio = Spread.of(ratios(result.beside.ours["p50_ms"], result.beside.theirs["p50_ms"]))
     assert (ratio.low, ratio.median, ratio.high) == pytest.approx((0.6, 1.0, 1.4), abs=0.01)
-    told = json.loads(json.dumps(result.as_dict()))
+    told = json.loads(json.dumps(setting.as_dict(result, bench)))
     assert told["beside"]["theirs_p50_ms"] == pytest.approx(2.0)
     assert told["beside"]["rounds"]["ours"]["p99_ms"] == [1.0, 2.0, 3.0]
     assert len(told["beside"]["tried"]) == tried
     assert told["checkpoint"] is True
 
 
+@pytest.mark.usefixtures("nowhere")
 def test_throughput_is_paired_with_the_peer_that_has_one_kind_of_operator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rates = iter((10_000.0, 20_000.0) * 2)
+    def run(
+        setting: ThroughputBench, cluster: BaseCluster, source: Generator, operator: Operator
+    ) -> float:
+        return 10_000.0 if isinstance(operator, CountAndSum) else 20_000.0
 
-    def run(*arguments: Any) -> float:
-        return next(rates)
-
-    monkeypatch.setattr(throughput_bench, "_run", run)
-    monkeypatch.setattr(throughput_bench, "run_peer", recorded)
-    result = throughput_bench.bench_throughput(NOWHERE, rows=1000, repeat=2, beside=True)
+    monkeypatch.setattr(ThroughputBench, "_run", run)
+    monkeypatch.setattr(peer_bench, "run_peer", recorded)
+    result = ThroughputBench(rows=1000, repeat=2, beside="bytewax").measure(Bench())
     assert result.beside is not None
-    assert result.beside.ratio("per_record_rows_s").median == pytest.approx(1.99, rel=0.1)
-    assert result.beside.ratio("vectorised_rows_s").median == pytest.approx(3.98, rel=0.1)
-    assert result.as_dict()["beside"]["ratio_per_record_rows_s_p90"] > 0
+    told = result.as_dict()["beside"]
+    assert told["ratio_per_record_rows_s"] == pytest.approx(1.99, rel=0.1)
+    assert told["ratio_vectorised_rows_s"] == pytest.approx(3.98, rel=0.1)
+    assert told["ratio_per_record_rows_s_p90"] > 0
 
 
+@pytest.mark.usefixtures("nowhere")
 def test_shifting_load_is_compared_with_static_and_with_the_peer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def run(
-        cluster: BaseCluster, setting: ElasticSetting, paradigm: Paradigm, seed: int
+        cluster: BaseCluster, setting: ElasticBench, paradigm: ParadigmName, seed: int
     ) -> ElasticRun:
         ms = 1.0 if paradigm == "elastic" else 4.0
-        figures = (100.0, ms, ms, 2 * ms, 0.0, (), (), (), 0, 0, (), 3 * ms, 4 * ms)
-        return ElasticRun(paradigm, seed, *figures)
+        return ElasticRun(
+            paradigm=paradigm,
+            seed=seed,
+            latency_p50_ms=ms,
+            latency_p99_ms=2 * ms,
+            worst_second_p50_ms=3 * ms,
+            worst_second_p99_ms=4 * ms,
+        )
 
     monkeypatch.setattr(shift_bench, "run_once", run)
-    monkeypatch.setattr(shift_bench, "run_peer", recorded)
-    setting = ElasticSetting(load=0.5, omega=12, seconds=3, warm_up_s=1)
-    result = shift_bench.bench_shift(NOWHERE, setting, repeat=2, beside=True)
+    monkeypatch.setattr(peer_bench, "run_peer", recorded)
+    setting = ElasticBench(load=0.5, omega=12, seconds=3, warm_up=1)
+    result = shift_bench.measure_shift(Bench(), setting, repeat=2, with_peer=True)
     told = json.loads(json.dumps(result.as_dict()))
-    assert result.sides == ["elastic", "static", "bytewax"]
+    assert list(result.sides) == ["elastic", "static", "bytewax"]
     assert told["elastic"]["worst_second_p99_ms"] == 4.0
     assert told["p99_ms_elastic_over_static"] == 0.25
     assert told["p50_ms_elastic_over_bytewax"] == pytest.approx(0.5)
@@ -165,7 +190,7 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, body: str) -> list[Any
     return started
 
 
-WORK = PeerWork("count", 0.0, 10, 0.5, 1, rows=4)
+WORK = PeerWork("count", Generator(keys=10, seed=1, rows=4))
 
 
 def test_what_all_processes_of_a_peer_noted_is_put_together_by_arrival(
@@ -200,8 +225,8 @@ def test_a_peer_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_the_peer_itself_gets_our_tuples_and_counts_each_once(tmp_path: Path) -> None:
     pytest.importorskip("bytewax")
-    work = PeerWork("count", 0.0, 10, 0.5, 3, rows=50, payload=4)
-    run = peer_bench.run_peer(work, PeerSetting(1, 7))
-    expected = Generator(keys=10, zipf=0.5, seed=3, rows=50, payload=4).table(0, 1, 0, 50)
+    tuples = Generator(keys=10, zipf=0.5, seed=3, rows=50, payload=4)
+    run = peer_bench.run_peer(PeerWork("count", tuples), PeerSetting(1, 7))
+    expected = tuples.table(0, 1, 0, 50)
     times = [time_us / 1e6 for time_us in expected.column("time").to_pylist()]
     assert sorted(run.due_s.tolist()) == pytest.approx(times)

@@ -25,16 +25,12 @@ from typer.testing import CliRunner, Result
 
 from elasticutor.cli.app import app
 from elasticutor.errors import BadValueError
-from elasticutor.lab.bench.figures import Spread
-from elasticutor.lab.bench.live import BenchError
+from elasticutor.lab.bench.figures import with_interval
+from elasticutor.lab.bench.live import Bench, BenchError
+from elasticutor.lab.bench.operators import Count, CountBatches
 from elasticutor.lab.bench.structured import bench as structured
-from elasticutor.lab.bench.structured.bench import (
-    MeasuredStage,
-    StructuredSetting,
-    _require_batches,
-    bench_structured,
-    require_packages,
-)
+from elasticutor.lab.bench.structured import stage as spark_stage
+from elasticutor.lab.bench.structured.bench import StructuredBench, StructuredPart
 from elasticutor.lab.bench.structured.data import FILES, Files, write_files
 from elasticutor.lab.bench.structured.figures import (
     RIVALS,
@@ -44,9 +40,9 @@ from elasticutor.lab.bench.structured.figures import (
     Small,
     TimedBatch,
     Uniform,
-    with_interval,
 )
-from elasticutor.lab.bench.structured.work import Burning, Count, CountAndWork, CountBatches
+from elasticutor.lab.bench.structured.stage import MeasuredStage, _require_batches, require_packages
+from elasticutor.lab.bench.work import Burn, Burning
 from elasticutor.operator import Operator, kind_of
 from elasticutor.sources import Generator
 
@@ -99,7 +95,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     standing = StandIn()
 
     @contextmanager
-    def stand_in(setting: StructuredSetting, folder: Path) -> Iterator[MeasuredStage]:
+    def stand_in(setting: StructuredBench, folder: Path) -> Iterator[MeasuredStage]:
         yield standing
 
     monkeypatch.setattr(structured, "spark_stage", stand_in)
@@ -211,8 +207,8 @@ def test_every_other_round_and_pair_goes_the_other_way_round(stage: StandIn) -> 
 
 def test_dear_rows_take_the_same_work_in_all_queries(stage: StandIn) -> None:
     figures("--part", "skewed", *DEAR, "--cost-ms", "0.5")
-    assert isinstance(stage.work["elastic"], CountAndWork)
-    assert stage.work["elastic"]._work == Burning(0.0005)
+    assert isinstance(stage.work["elastic"], Burn)
+    assert stage.work["elastic"].work == Burning(0.0005)
     assert {stage.work[name] for name in RIVALS} == {Burning(0.0005)}
 
 
@@ -244,7 +240,7 @@ def test_an_interruption_leaves_nothing_behind_and_ends_with_130(
 def test_a_missing_package_is_named_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, module: str, package: str
 ) -> None:
-    monkeypatch.setattr(structured, "_is_there", lambda name: name != module)
+    monkeypatch.setattr(spark_stage, "_is_there", lambda name: name != module)
     with pytest.raises(BenchError, match=f"{package} must be installed.*pip install '?{package}"):
         require_packages()
     result = bench(*SMALL)
@@ -312,15 +308,7 @@ def test_files_without_a_batch_or_a_row_are_refused(
 
 
 def test_keys_are_shuffled_after_so_many_seconds_of_work_for_all_cores() -> None:
-    assert StructuredSetting(shuffle_s=10, cores=2, cost_s=0.001).shuffle_rows == 20_000
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"rows": 0}, {"repeat": 0}, {"slots": 1}, {"dear_batch_rows": ()}]
-)
-def test_a_setting_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(BadValueError):
-        StructuredSetting(**wrong)
+    assert StructuredBench(shuffle=10, cores=2, cost_ms=1.0).shuffle_rows == 20_000
 
 
 class _Groups:
@@ -377,7 +365,7 @@ def test_both_kinds_of_operator_count_alike(batches: list[list[int]]) -> None:
 
 
 def test_work_without_a_cost_is_refused() -> None:
-    with pytest.raises(BadValueError, match="cost of a row"):
+    with pytest.raises(BadValueError, match="cost of a tuple"):
         Burning(0.0)
 
 
@@ -399,12 +387,12 @@ def test_our_share_of_a_small_batch_is_taken_by_rounds_over_medians() -> None:
     def ran(*ms: float) -> Ran:
         return Ran(tuple(TimedBatch(100, one) for one in ms))
 
-    small = Small(
-        elastic=Runs((ran(230, 240, 900), ran(300))),
-        passthrough=Runs((ran(200, 210, 220), ran(280))),
-        batch_rows=100,
-    )
-    assert small.own_ms == Spread.of([30, 20])
+    runs = {
+        "elastic": Runs.of(ran(230, 240, 900), ran(300)),
+        "passthrough": Runs.of(ran(200, 210, 220), ran(280)),
+    }
+    small = Small.of(runs, batch_rows=100)
+    assert small.own_ms == [30, 20]
     assert small.as_dict()["own_ms"] == 25
 
 
@@ -413,14 +401,15 @@ def test_ratios_are_taken_by_rounds_and_pairs() -> None:
         return Ran((TimedBatch(1000, 1e6 / rows_s),))
 
     compared = Compared(
-        {
-            "transformWithState": Runs((ran(100), ran(1000))),
-            "elastic": Runs((ran(300), ran(5000))),
+        runs={
+            "transformWithState": Runs.of(ran(100), ran(1000)),
+            "elastic": Runs.of(ran(300), ran(5000)),
         },
-        1000,
+        batch_rows=1000,
     )
-    assert compared.ratio("elastic", "transformWithState").median == 4
-    uniform = Uniform(((ran(90), ran(100)), (ran(2000), ran(2000))), 1000)
+    assert compared.ratio("elastic", "transformWithState") == [3, 5]
+    balanced, still = Runs.of(ran(90), ran(2000)), Runs.of(ran(100), ran(2000))
+    uniform = Uniform(balanced=balanced, still=still, batch_rows=1000)
     assert uniform.ratios == pytest.approx([0.9, 1.0])
     assert uniform.as_dict()["uniform_ratio"] == pytest.approx(0.95)
 
@@ -444,9 +433,9 @@ def test_an_interruption_lets_what_runs_aside_end_first(monkeypatch: pytest.Monk
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(structured, "wait", interrupted)
+    monkeypatch.setattr(spark_stage, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        structured._aside(call)
+        spark_stage._aside(call)
     assert told == ["ended in good order"]
 
 
@@ -455,16 +444,15 @@ def test_what_fails_aside_fails_here() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        structured._aside(call)
+        spark_stage._aside(call)
 
 
 def test_the_figures_can_be_had_without_the_command(tmp_path: Path) -> None:
     stage = StandIn()
-    setting = StructuredSetting(rows=100, batch_rows=50, keys=5, repeat=2)
+    part = StructuredPart.COUNT
+    setting = StructuredBench(part=part, rows=100, batch_rows=50, keys=5, repeat=2)
     told: list[str] = []
-    result = bench_structured(
-        stage, tmp_path, setting, skewed=False, uniform=False, progress=told.append
-    )
+    result = setting.on(stage, tmp_path, Bench(told.append))
     assert result.count is not None
     assert (result.skewed, result.uniform) == (None, None)
     assert result.as_dict()["count"]["elastic"]["rows"] == [100, 100]

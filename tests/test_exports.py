@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -38,3 +40,17 @@ def test_describing_a_job_loads_neither_pyspark_nor_zmq() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert told.stdout.strip() == "[]"
+
+
+def test_submit_takes_the_options_of_a_cluster_and_hands_them_on() -> None:
+    class Recorder:
+        def submit(self, topology: str, **options: object) -> tuple[str, dict[str, object]]:
+            return topology, options
+
+    mine = inspect.signature(elasticutor.submit).parameters
+    its = inspect.signature(elasticutor.Cluster.submit).parameters
+    assert list(mine) == ["topology", "cluster", *list(its)[2:]]
+    assert [mine[name] for name in list(its)[1:]] == list(its.values())[1:]
+    cluster: Any = Recorder()
+    made: Any = elasticutor.submit("job", cluster, keep=True, epoch=3)  # type: ignore[arg-type]
+    assert made == ("job", {"keep": True, "epoch": 3})

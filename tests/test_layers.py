@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,6 +32,9 @@ IMPURE = {
     "time",
     "zmq",
 }
+
+DISTRIBUTIONS = {"hdrh": "hdrhistogram", "zmq": "pyzmq"}
+"""Names of packages whose modules have another one."""
 
 
 def modules(package: str) -> list[Path]:
@@ -72,12 +77,61 @@ def test_only_the_spark_package_imports_pyspark() -> None:
             assert "pyspark" not in {name.split(".")[0] for name in imports(path)}, path
 
 
-def test_working_with_the_core_loads_neither_the_command_line_nor_matplotlib() -> None:
-    code = (
-        "import sys, elasticutor.core.executor.executor, elasticutor.lab.check.runner; "
-        "print([m for m in ('typer', 'rich', 'matplotlib', 'pyspark') if m in sys.modules])"
-    )
-    told = subprocess.run(
+def test_only_the_list_of_commands_names_the_laboratory() -> None:
+    named = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        if "lab" not in path.relative_to(ROOT).parts and "elasticutor.lab" in path.read_text()
+    }
+    assert named == {"cli/app.py"}
+
+
+def test_only_the_command_line_imports_typer_and_rich() -> None:
+    for path in ROOT.rglob("*.py"):
+        if "cli" not in path.relative_to(ROOT).parts:
+            assert not {name.split(".")[0] for name in imports(path)} & {"typer", "rich"}, path
+
+
+def test_what_is_imported_outside_the_extras_is_a_dependency() -> None:
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    imported: dict[str, set[str]] = {"": set(), "spark": set()}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).parts
+        if not {"cli", "lab"} & set(parts):
+            names = {name.split(".")[0] for name in imports(path)} - sys.stdlib_module_names
+            imported["spark" if "spark" in parts else ""] |= names - {"elasticutor"}
+    needed = {DISTRIBUTIONS.get(name, name) for name in imported[""]}
+    assert needed == distributions(project["dependencies"])
+    beyond = {DISTRIBUTIONS.get(name, name) for name in imported["spark"]} - needed
+    assert beyond <= distributions(extras["spark"])
+    assert not distributions(extras["cli"]) & distributions(project["dependencies"])
+
+
+def distributions(requirements: list[str]) -> set[str]:
+    return {re.split(r"[<>=\[]", requirement)[0] for requirement in requirements}
+
+
+def loaded(code: str, *suspects: str) -> list[str]:
+    """Run code in a fresh interpreter; return which of these modules it has loaded."""
+    code += f"\nimport sys; print(*(m for m in {suspects!r} if m in sys.modules))"
+    done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
-    assert told.stdout.strip() == "[]"
+    return done.stdout.split()
+
+
+def test_working_with_the_core_loads_neither_the_command_line_nor_matplotlib() -> None:
+    code = "import elasticutor.core.executor.executor, elasticutor.lab.check.runner"
+    assert loaded(code, "typer", "rich", "matplotlib", "pyspark") == []
+
+
+def test_what_spark_executors_load_needs_neither_the_command_line_nor_the_laboratory() -> None:
+    names = []
+    for package in ("driver", "process", "sinks", "sources", "spark", "state", "transport"):
+        for path in modules(package):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            names.append(".".join(("elasticutor", *parts)).removesuffix(".__init__"))
+    assert {"elasticutor.process.main", "elasticutor.spark.elastic"} <= set(names)
+    code = f"from elasticutor import *; import {', '.join(names)}"
+    assert loaded(code, "typer", "rich", "elasticutor.cli", "elasticutor.lab") == []

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from elasticutor._version import __version__
 
 if TYPE_CHECKING:
-    from elasticutor.driver.life.phases import RunError
+    from elasticutor.core.run.phases import RunError
     from elasticutor.driver.run import Run
     from elasticutor.operator import Context, Operator, OperatorError
     from elasticutor.sinks import (
@@ -90,7 +90,7 @@ __all__ = [
 _HOMES = {
     "elasticutor.operator": ("Context", "Operator", "OperatorError"),
     "elasticutor.driver.run": ("Run",),
-    "elasticutor.driver.life.phases": ("RunError",),
+    "elasticutor.core.run.phases": ("RunError",),
     "elasticutor.sinks": (
         "CallableSink",
         "EpochWriter",

@@ -1,9 +1,8 @@
-"""What a user writes: an operator, which makes output rows of input rows and of its keys' state.
+"""Operators: user code that makes output rows of input rows and of per-key state.
 
-An operator says what it makes (`output`) and how: either record by record with `process`, or a
-whole batch at a time with `process_batch`. Its state is kept per key; nothing else that it keeps
-(attributes, files) is moved, checkpointed or restored, since its keys are spread over processes
-that come and go.
+An operator declares its output (`output`) and makes it either record by record with `process`, or a
+batch at a time with `process_batch`. Only its state per key is moved, checkpointed and restored;
+attributes and files are not, since its keys are spread over processes that come and go.
 
 ```
 class CountClicks(Operator):
@@ -26,32 +25,32 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from elasticutor.errors import BadValueError, ElasticutorError
+from elasticutor.errors import BadValueError, ElasticutorError, Words
 
 Keys: TypeAlias = Sequence[Any] | npt.NDArray[Any]
 """Some keys of a batch: a list, a NumPy or an Arrow array."""
 
 
 class State(Protocol):
-    """The state of the key whose row is being processed; only until `process` is done with it.
+    """The state of the key whose row is being processed; valid until `process` is done with it.
 
-    What `get` hands out is the live object: changing it in place changes the state, and needs no
-    `set`. A default that can be changed becomes the state, as with `dict.setdefault`. Ask for it
-    again with the next row, and let no two keys have one object: what an epoch has changed is
-    written while later rows are processed, and is kept as it was only if `get` hands it out.
+    `get` hands out the live object: changing it in place changes the state, and needs no `set`. A
+    mutable default becomes the state, as with `dict.setdefault`. Call `get` again with the next
+    row, and never share one object among keys: an epoch's changes are written while later rows are
+    processed, and only `get` protects them from later changes.
     """
 
     def get(self, default: Any = None) -> Any:
-        """The key's state; where it has none, the default, which then is it if mutable."""
+        """Return the key's state; without one, the default, which becomes it if mutable."""
 
     def set(self, value: Any) -> None:
-        """Make this the key's state: anything that can be pickled."""
+        """Set the key's state: anything that can be pickled."""
 
     def clear(self) -> None:
-        """Let the key have no state."""
+        """Remove the key's state."""
 
     def exists(self) -> bool:
-        """Whether the key has state."""
+        """Return whether the key has state."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +97,12 @@ class Groups:
 class BatchState(Protocol):
     """The states of the keys of a batch: a mutable mapping from key to state.
 
-    Only keys that occur in the batch may be asked for, since any other may belong to another task.
+    Only keys of the batch may be used, since any other may belong to another task.
     A key of several columns is a tuple; so is a struct. Iterating yields those keys of the batch
     that have state. Use a state only until `process_batch` is done.
 
-    One look-up per row is what a vectorised operator wants to avoid: `groups` has the distinct keys
-    and which rows are theirs; `get_many` and `set_many`, or `get_array` and `set_array`, take them
+    A vectorised operator should avoid one look-up per row: `groups` has the distinct keys and which
+    rows are theirs; `get_many` and `set_many`, or `get_array` and `set_array`, take them
     all at once. They are fastest with `groups.keys` itself, and take other keys of the batch too.
 
     The fastest of all are operators that use nothing but `get_array` and `set_array`, with all keys
@@ -123,23 +122,23 @@ class BatchState(Protocol):
     def __len__(self) -> int: ...
 
     def get(self, key: Any, default: Any = None) -> Any:
-        """A key's state; where it has none, the default, which then is it if mutable."""
+        """Return a key's state; without one, the default, which becomes it if mutable."""
 
     def get_many(self, keys: Keys, default: Any = None) -> list[Any]:
-        """The states of many keys; where one has none, the default, which must be immutable."""
+        """Return the states of many keys; without one, the default, which must be immutable."""
 
     def set_many(self, keys: Keys, values: Sequence[Any]) -> None:
-        """Make these the states of many keys."""
+        """Set the states of many keys."""
 
     def get_array(self, keys: Keys, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """The states of many keys as an array of their own; zero where a key has none.
+        """Return the states of many keys as a new array; zero where a key has none.
 
         For states that were set by `set_array` with the same type. They are kept as the bytes of
         one element, which is faster than any Python object for each.
         """
 
     def set_array(self, keys: Keys, values: npt.NDArray[Any]) -> None:
-        """Make each element of the array, which may have fields, the state of its key."""
+        """Set each element of the array, which may have fields, as the state of its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,7 @@ class Context:
     executor: int
     """Number of the elastic executor, from 0."""
     task: int
-    """Number of the task within the executor; never used again."""
+    """Number of the task within the executor; never reused."""
     node: str
     """Name of the node that the task is on."""
 
@@ -188,7 +187,7 @@ class Operator:
     """
 
     output: ClassVar[Any]
-    """What it makes: a Spark DDL string, a Spark `StructType` or a `pyarrow.Schema`."""
+    """Schema of the output: a Spark DDL string, a Spark `StructType` or a `pyarrow.Schema`."""
 
     state_schema: ClassVar[Any] = None
     """What a key's state is, in any form that `output` can have, if checkpoints should hold it in
@@ -201,10 +200,10 @@ class Operator:
     other operators that the same call feeds."""
 
     def open(self, context: Context) -> None:
-        """Called once in each task, before the first row: the place for what cannot be pickled."""
+        """Called once in each task, before the first row: make here what cannot be pickled."""
 
     def close(self) -> None:
-        """Called when the task ends in good order. A task that is lost does not get to call it."""
+        """Called when the task ends in good order; a lost task does not call it."""
 
     def process(self, key: Any, row: Any, state: State) -> Iterable[Any] | None:
         """Process one row.
@@ -237,13 +236,13 @@ class Operator:
 
 
 def kind_of(operator: Any) -> Literal["record", "batch"]:
-    """Whether an operator works record by record or a batch at a time.
+    """Return whether an operator works record by record or a batch at a time.
 
     Args:
         operator: An instance of a subclass of `Operator`.
 
     Raises:
-        BadValueError: It is no operator, or overrides neither or both of the two methods.
+        BadValueError: It is not an operator, or overrides neither or both of the two methods.
 
     Example:
         >>> class Neither(Operator):
@@ -268,13 +267,13 @@ got neither of them. Hint: define process(self, key, row, state), which yields r
     raise BadValueError(
         f"operator {type(operator).__name__}",
         "override process or process_batch" + (", not both" if record else ""),
-        _Words("both of them" if record else "neither of them"),
+        Words("both of them" if record else "neither of them"),
         hint,
     )
 
 
 class OperatorError(ElasticutorError, RuntimeError):
-    """An operator failed, or made what does not fit its output.
+    """An operator raised, or its output does not fit its schema.
 
     It carries text only, so that it can be raised again where the operator's modules are unknown.
 
@@ -296,7 +295,7 @@ class OperatorError(ElasticutorError, RuntimeError):
         row: str = "",
         trace: str = "",
     ) -> None:
-        super().__init__(f"operator {operator!r}", must, _Words(got), hint)
+        super().__init__(f"operator {operator!r}", must, Words(got), hint)
         self.operator = operator
         self.key = key
         """The key in question, as it prints; empty where it is not known."""
@@ -319,12 +318,3 @@ def _operator_error(
     operator: str, must: str, got: str, hint: str, facts: dict[str, str]
 ) -> OperatorError:
     return OperatorError(operator, must, got, hint, **facts)
-
-
-class _Words(str):
-    """Text that stands in a sentence as it is, without quotes."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)

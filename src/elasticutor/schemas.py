@@ -1,4 +1,4 @@
-"""Schemas in the three forms that users have them in, as Arrow knows them.
+"""Conversion of users' schemas, in three forms, to Arrow.
 
 `to_arrow` takes an Arrow schema, a DDL string such as `"user_id long, price decimal(10, 2)"`, or a
 Spark `StructType`. All three become what Spark itself would send as Arrow, so that the same tuples
@@ -64,16 +64,16 @@ _FINEST_TIME = 9
 
 
 def to_arrow(schema: SchemaLike, resolve: Callable[[str], SchemaLike] | None = None) -> pa.Schema:
-    """A schema as Arrow has it, with the types that Spark maps to.
+    """Return an Arrow schema, with the types that Spark maps to.
 
     Args:
         schema: An Arrow schema, which is returned as it is; a DDL string; or a Spark `StructType`
             (anything with `jsonValue` or `json`).
-        resolve: Reads DDL strings in place of the reader in this module, for those who have a
-            Spark session and want its own: `StructType.fromDDL`.
+        resolve: Reads DDL strings in place of the reader in this module: `StructType.fromDDL` of a
+            Spark session, for instance.
 
     Raises:
-        BadValueError: It is none of these, cannot be read (the message shows where), has a type
+        BadValueError: It is not one of these, cannot be read (the message shows where), has a type
             that Arrow or Spark lacks, no column, or two of one name.
 
     Example:
@@ -102,7 +102,7 @@ Hint: did you mean 'long'?
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """A hint for someone who mistyped a name: the nearest known one, or all of them.
+    """Return a hint for a mistyped name: the nearest known one, or all of them.
 
     Example:
         >>> closest("user", ["user_id", "clicks"])
@@ -119,7 +119,7 @@ def closest(name: str, known: Iterable[str]) -> str:
 
 
 def columns_read(who: str, columns: Any, known: Sequence[str], of: str) -> tuple[str, ...] | None:
-    """The columns that an operator says it reads (`Operator.columns`); None: all of them.
+    """Return the columns that an operator says it reads (`Operator.columns`); None: all of them.
 
     Args:
         who: The operator, for errors.
@@ -159,7 +159,7 @@ def _require_columns(schema: pa.Schema) -> None:
 
 
 def _spark_json(schema: object) -> dict[str, Any]:
-    """What a `StructType` says about itself, known by its methods and not by its class."""
+    """Return what a `StructType` says about itself, known by its methods and not by its class."""
     spoken: object = None
     if not isinstance(schema, type):
         if callable(told := getattr(schema, "jsonValue", None)):
@@ -180,7 +180,7 @@ def _fields(struct: dict[str, Any]) -> list[pa.Field]:
 
 
 def _json_type(spoken: str | dict[str, Any]) -> pa.DataType:
-    """A type as Spark writes it to JSON: its DDL name, or an object if it has others inside."""
+    """Return a type in Spark's JSON: its DDL name, or an object if it has others inside."""
     if isinstance(spoken, str):
         return _Ddl(spoken).single()
     kind = spoken["type"]
@@ -242,7 +242,7 @@ class _Ddl:
         self._next = 0
 
     def columns(self) -> list[pa.Field]:
-        """The text as the columns of a table, or as one struct of them."""
+        """Return the text as the columns of a table, or as one struct of them."""
         first, second, *_ = (*self._tokens, self._tokens[-1])
         if first.text.lower() == "struct" and second.text == "<":
             kind = self.single()
@@ -252,7 +252,7 @@ class _Ddl:
         return fields
 
     def single(self) -> pa.DataType:
-        """The text as one type."""
+        """Return the text as one type."""
         kind = self._type()
         self._require_end("the end of the type")
         return kind
@@ -379,7 +379,7 @@ class _Ddl:
         return token
 
     def _took(self, *texts: str) -> bool:
-        """Whether one of these words or marks is next; if so it is taken."""
+        """Return whether one of these words or marks is next; if so it is taken."""
         token = self._peek()
         taken = token.kind in ("word", "mark") and token.text.lower() in texts
         self._next += taken

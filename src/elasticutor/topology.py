@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import zip_longest
 from types import FunctionType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import cloudpickle
 import pyarrow as pa
@@ -26,131 +25,30 @@ import pyarrow as pa
 from elasticutor.core.keys import key_hashes
 from elasticutor.errors import BadValueError, UnsupportedKeyError
 from elasticutor.operator import Operator, kind_of
+from elasticutor.plan import OperatorPlan, Plan, SinkPlan, SourcePlan, StagePlan
 from elasticutor.schemas import SchemaLike, closest, columns_read, to_arrow
 from elasticutor.sinks import Sink
 from elasticutor.sources import Source
 
+__all__ = [
+    "OperatorPlan",
+    "Plan",
+    "SinkPlan",
+    "SourcePlan",
+    "StagePlan",
+    "Stream",
+    "Topology",
+    "pickled",
+    "require_count",
+    "require_hashable",
+    "require_instance",
+    "require_name",
+    "resolved",
+]
+
 # Names become parts of file names and of the names of processes. `counts.0` is a process.
 _NAME = re.compile(r"(?!.*\.[0-9]+$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}", re.ASCII)
 _DEEPEST = 4
-
-
-@dataclass(frozen=True, slots=True)
-class SourcePlan:
-    """A source, and how many processes read it."""
-
-    name: str
-    blob: bytes
-    """The pickled `Source`."""
-    schema: pa.Schema
-    tasks: int
-    targets: tuple[str, ...]
-    """Operators and sinks that take its stream."""
-
-    @property
-    def processes(self) -> tuple[str, ...]:
-        """The names of its processes, task by task."""
-        return tuple(f"{self.name}.{task}" for task in range(self.tasks))
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorPlan:
-    """An operator and its elastic executors."""
-
-    name: str
-    blob: bytes
-    """The pickled `Operator`."""
-    kind: Literal["record", "batch"]
-    key: tuple[str, ...]
-    input: pa.Schema
-    """Of what it is sent: the columns that it reads and those of its key, in the streams' order."""
-    output: pa.Schema
-    executors: int
-    shards: int
-    """Of each executor."""
-    cores: int
-    """Of each executor, to begin with."""
-    inputs: tuple[str, ...]
-    """Sources and operators whose streams it takes."""
-    targets: tuple[str, ...]
-    """Operators and sinks that take its stream."""
-
-    @property
-    def processes(self) -> tuple[str, ...]:
-        """The names of its executors."""
-        return tuple(f"{self.name}.{executor}" for executor in range(self.executors))
-
-
-@dataclass(frozen=True, slots=True)
-class SinkPlan:
-    """A sink."""
-
-    name: str
-    blob: bytes
-    """The pickled `Sink`."""
-    schema: pa.Schema
-    inputs: tuple[str, ...]
-    """Sources and operators whose streams it takes."""
-    collects: bool
-    """Whether its batches are wanted on the driver."""
-
-    @property
-    def processes(self) -> tuple[str, ...]:
-        """The name of its only process."""
-        return (self.name,)
-
-
-StagePlan: TypeAlias = SourcePlan | OperatorPlan | SinkPlan
-"""A source, operator or sink of a plan."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All that a job's processes need to know; it can be pickled, and never changes.
-
-    Processes are called after what they belong to: `clicks.0` is a task of a source, `counts.1` an
-    executor, `out` a sink. Every upstream process feeds every executor of an operator, by key.
-    """
-
-    name: str
-    sources: tuple[SourcePlan, ...]
-    operators: tuple[OperatorPlan, ...]
-    """None comes before one of its inputs."""
-    sinks: tuple[SinkPlan, ...]
-
-    @property
-    def stages(self) -> tuple[StagePlan, ...]:
-        """Sources, operators and sinks, in this order."""
-        return (*self.sources, *self.operators, *self.sinks)
-
-    def participants(self) -> tuple[str, ...]:
-        """The names of all processes: source tasks, executors, sinks."""
-        return tuple(process for stage in self.stages for process in stage.processes)
-
-    def stage_of(self, process: str) -> StagePlan:
-        """What a process belongs to."""
-        if process not in self._stages:
-            hint = closest(process, self._stages)
-            raise BadValueError("name of a process", f"be in {self.name!r}", process, hint)
-        return self._stages[process]
-
-    def upstreams_of(self, process: str) -> tuple[str, ...]:
-        """The processes that send to this one."""
-        stage = self.stage_of(process)
-        return () if isinstance(stage, SourcePlan) else self._processes_of(stage.inputs)
-
-    def downstreams_of(self, process: str) -> tuple[str, ...]:
-        """The processes that this one sends to."""
-        stage = self.stage_of(process)
-        return () if isinstance(stage, SinkPlan) else self._processes_of(stage.targets)
-
-    @cached_property
-    def _stages(self) -> dict[str, StagePlan]:
-        return {process: stage for stage in self.stages for process in stage.processes}
-
-    def _processes_of(self, names: Iterable[str]) -> tuple[str, ...]:
-        stages = {stage.name: stage for stage in self.stages}
-        return tuple(process for name in names for process in stages[name].processes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +85,7 @@ class _Stage:
 
 
 class Topology:
-    """Sources, operators and sinks, and who feeds whom.
+    """Sources, operators and sinks, and the streams between them.
 
     Args:
         name: Of the job. Names here are of letters, digits, `-`, `_` and `.`, at most 40, because
@@ -328,7 +226,7 @@ class Topology:
         """All of it, checked and pickled.
 
         Raises:
-            BadValueError: There is no operator, nobody takes a stream, or something cannot be
+            BadValueError: There is no operator, no taker of a stream, or something cannot be
                 pickled.
         """
         stages = self._ordered()
@@ -430,7 +328,9 @@ class Topology:
                 hint = "add a sink; NoSink() only counts what comes"
                 if stage.role == "source":
                     hint = "give it to an operator, or take the source out"
-                raise BadValueError(f"stream of {stage}", "be taken by someone", "nobody", hint)
+                raise BadValueError(
+                    f"stream of {stage}", "be taken by an operator or a sink", "none", hint
+                )
 
 
 def require_name(role: str, name: Any) -> None:
@@ -447,7 +347,7 @@ def require_count(who: str, count: Any) -> None:
 
 
 def require_instance(who: str, worker: Any, kind: type) -> None:
-    """Refuse what is not of a kind, with a word for those who gave the class itself."""
+    """Refuse what is not of a kind, with a hint where it is the class itself."""
     if isinstance(worker, kind):
         return
     hint = f"derive from elasticutor's {kind.__name__}"

@@ -18,8 +18,8 @@ from elasticutor.lab.chaos.processes import (
     described,
     has_mark,
     marked,
-    parent_of,
 )
+from elasticutor.lab.proc import parent_of
 
 _SLEEP = "import subprocess, sys; print(1, flush=True); sys.stdin.read()"
 _WITH_CHILD = (

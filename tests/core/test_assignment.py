@@ -20,9 +20,11 @@ from elasticutor.core.scheduler.assignment import (
     DEFAULT_PHI,
     Assignment,
     Holding,
-    allocation_cost_bytes,
     assign,
     assign_naively,
+)
+from elasticutor.core.scheduler.migration_cost import (
+    allocation_cost_bytes,
     deallocation_cost_bytes,
     migration_cost_bytes,
 )

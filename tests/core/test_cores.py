@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.executor.cores import core_changes
+from elasticutor.core.executor.tasks import core_changes
 from elasticutor.core.protocol.events import CoreGranted, CoreTaken
 from elasticutor.core.protocol.ids import NodeId, TaskId
 from elasticutor.errors import BadValueError, LastCoreError

@@ -24,7 +24,7 @@ from tests.core.executor_rig import (
 )
 
 from elasticutor.core.executor.config import ExecutorConfig
-from elasticutor.core.executor.moves import MovePhase
+from elasticutor.core.executor.reassignment import MovePhase
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Epoch, NodeId, Peer, ShardId

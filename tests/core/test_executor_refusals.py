@@ -26,7 +26,7 @@ from tests.core.executor_rig import (
 )
 
 from elasticutor.core.executor.config import ExecutorConfig
-from elasticutor.core.executor.moves import MovePhase
+from elasticutor.core.executor.reassignment import MovePhase
 from elasticutor.core.measure.load import RowSeconds
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do

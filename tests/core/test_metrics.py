@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.measure.metrics import ExecutorMetrics, Meter
-from elasticutor.core.protocol.ids import ShardId
 from elasticutor.errors import BadValueError, UnknownShardError
 
 SHARDS = 3
@@ -103,26 +102,19 @@ def test_service_rate_does_not_fall_when_cores_are_blocked() -> None:
     assert blocked.utilisation == measured().utilisation / 2
 
 
-def test_shards_have_loads_and_costs_of_their_own() -> None:
+def test_shards_have_loads_of_their_own() -> None:
     example = measured()
     assert example.shard_loads == pytest.approx(floats(1.0, 0.5, 0.0))
-    assert example.shard_cost == pytest.approx(floats(0.25, 0.5, 0.3))
-    assert [example.cost_per_row(ShardId(s)) for s in range(SHARDS)] == example.shard_cost.tolist()
-
-
-@pytest.mark.parametrize("shard", [-1, SHARDS])
-def test_cost_of_an_unknown_shard_is_refused(shard: int) -> None:
-    with pytest.raises(UnknownShardError):
-        measured().cost_per_row(ShardId(shard))
 
 
 @pytest.mark.parametrize("nothing", [ExecutorMetrics.empty(SHARDS), ExecutorMetrics.empty(0)])
-def test_where_nothing_happened_rates_are_zero_and_costs_unknown(nothing: ExecutorMetrics) -> None:
+def test_where_nothing_happened_rates_are_zero_or_unknown(
+    nothing: ExecutorMetrics,
+) -> None:
     rates = ("cores", "arrival_rate", "utilisation", "data_intensity")
     assert [getattr(nothing, rate) for rate in rates] == [0.0] * 4
     assert nothing.shard_loads.tolist() == [0.0] * nothing.shards
     assert all(math.isnan(x) for x in (nothing.service_rate, nothing.selectivity))
-    assert np.isnan(nothing.shard_cost).all()
 
 
 def test_a_row_that_took_no_measurable_time_says_nothing_about_the_service_rate() -> None:
@@ -293,7 +285,7 @@ def test_total_of_executors_has_no_shards() -> None:
     assert total.shards == 0
     assert (total.seconds, total.core_seconds, total.state_bytes) == (2.0, 14.0, 8196)
     assert (total.rows_processed, total.latency.count) == (20, 20)
-    assert total.shard_cost.tolist() == total.shard_loads.tolist() == []
+    assert total.shard_loads.tolist() == []
     assert_same(ExecutorMetrics.total([]), ExecutorMetrics.empty(0))
 
 

@@ -286,7 +286,7 @@ def test_a_new_attempt_reads_again_from_its_offset_and_forgets_the_one_before() 
     rig.end(1, 1)
     rig.take(Credit(COUNTS, Attempt(1), 1 << 40))
     rig.start(1)
-    assert rig.process._credit_step == 0
+    assert rig.process._side.credit_step == 0
     rig.read(20)
     assert [message.attempt for message in rig.tuples()] == [2, 2, 2]
     assert len(rig.sent(say.Exhausted)) == 1

@@ -9,6 +9,8 @@ import pytest
 from tests.runtime.live import processes_of, started, wait_until
 
 from elasticutor.driver.process_cluster import ProcessCluster
+from elasticutor.lab.chaos.doom import MAILBOX
+from elasticutor.transport.mailbox import FACTORY
 
 
 @pytest.fixture(scope="session")
@@ -31,17 +33,26 @@ def cluster(shared_cluster: ProcessCluster) -> Iterator[ProcessCluster]:
 
 @pytest.fixture(scope="session")
 def shared_nodes() -> Iterator[ProcessCluster]:
-    """Two nodes of three cores, which tests may kill; nothing of them is left at the end."""
-    with started(nodes=2, cores=3) as cluster:
-        yield cluster
+    """Two nodes of three cores, which tests may kill, at named points too.
+
+    Nothing of them is left at the end.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FACTORY, MAILBOX)
+        with started(nodes=2, cores=3) as cluster:
+            patch.undo()  # `nodes` sets it for hosts that are started again
+            yield cluster
 
 
 @pytest.fixture
-def nodes(shared_nodes: ProcessCluster) -> Iterator[ProcessCluster]:
+def nodes(
+    shared_nodes: ProcessCluster, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ProcessCluster]:
     """The same nodes: after a test, others are in the places of those that it has killed.
 
     As many processes as before may be left behind, and all cores have to be free.
     """
+    monkeypatch.setenv(FACTORY, MAILBOX)
     before = len(processes_of(shared_nodes))
     with runs_cancelled(shared_nodes):
         yield shared_nodes

@@ -96,7 +96,7 @@ def test_storage_that_refuses_is_tried_again_and_then_told(
         raise StorageError("the disk", "be readable", "Input/output error")
 
     monkeypatch.setattr(Restorer, "load", refuse)
-    monkeypatch.setattr("elasticutor.driver.tries._PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr("elasticutor.process.checkpoint_io._PAUSES_S", (0.0, 0.0))
     archive, got = CheckpointIo(NodeId("n0")), list[Any]()
     archive.read("store", kept, "counts.0", reads()[0], lambda *told: got.append(told[1]))
     served(archive, 1, got)

@@ -14,22 +14,23 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.runtime.live import PATIENCE_S, Chain, Link, link, wait_until
+from tests.runtime.live import PATIENCE_S, Chain, Link, link, pid_of_node, started, wait_until
 
 from elasticutor.core.protocol.batches import Ingress
 from elasticutor.core.protocol.ids import Epoch
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.queries.batch_driver import BatchDriver
-from elasticutor.driver.queries.reception import QueryDriver, QuerySeen, goes_on
+from elasticutor.driver.queries.query_driver import QueryDriver, QuerySeen, goes_on
 from elasticutor.driver.run import Run
 from elasticutor.errors import ElasticutorError
 from elasticutor.operator import Operator, OperatorError, State
+from elasticutor.plan import OperatorPlan, Plan
 from elasticutor.process import ingress
-from elasticutor.process.batch_errors import BatchError
-from elasticutor.process.ingress import Feed, Station
+from elasticutor.process.failures import BatchError
+from elasticutor.process.ingress import Connection, Feed
 from elasticutor.schemas import to_arrow
 from elasticutor.state.checkpoint import MismatchError
-from elasticutor.topology import OperatorPlan, Plan, pickled
+from elasticutor.topology import pickled
 
 pytestmark = pytest.mark.live
 
@@ -152,7 +153,7 @@ class Engine:
 @pytest.fixture(autouse=True)
 def station(shared_cluster: ProcessCluster) -> Iterator[None]:
     yield
-    Station.of(shared_cluster.bootstrap).close()
+    Connection.of(shared_cluster.bootstrap).close()
 
 
 def by_key(rows: Rows) -> Rows:
@@ -303,6 +304,27 @@ def test_a_lost_process_fails_the_task_and_the_next_run_goes_on_from_the_last_ep
     made += [engine.run(number, batches[number]) for number in (1, 2)]
     assert made == folded(batches)
     engine.end()
+
+
+def test_a_node_that_joins_while_a_query_runs_can_have_its_tasks(tmp_path: Path) -> None:
+    """The scheduler grants cores on whatever node is up; executors must know where that node is."""
+    with started(nodes=2, cores=2) as cluster:
+        engine = Engine(cluster, tmp_path)
+        batches = [rows_of(seed) for seed in range(3)]
+        made = [engine.run(0, batches[0])]
+        run = engine.live
+        (home,) = run.cores("chain", 0)
+        (other,) = cluster.nodes.keys() - {home}
+        os.kill(pid_of_node(cluster, other), signal.SIGKILL)
+        joined = f"{other}.1"
+        wait_until(lambda: joined in cluster.nodes, "another node in its place")
+        run.set_cores("chain", 0, {joined: 2})
+        assert {task.node for task in run.tasks("chain", 0).values()} == {joined}
+        made += [engine.run(number, batches[number]) for number in (1, 2)]
+        assert engine.live.id == run.id  # no other executors had to be started
+        assert made == folded(batches)
+        engine.end()
+        Connection.of(cluster.bootstrap).close()
 
 
 class Failing(Operator):

@@ -11,9 +11,9 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from elasticutor.driver.life.phases import RunError
+from elasticutor.core.run.phases import RunError
 from elasticutor.driver.process_cluster import ProcessCluster
-from elasticutor.lab.bench.moves.consistency import ChainLinks, bench_consistency, violations
+from elasticutor.lab.bench.moves.consistency import ChainLinks, ConsistencyBench, violations
 from elasticutor.operator import Operator, State
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
@@ -77,9 +77,8 @@ def test_nothing_is_lost_doubled_or_swapped_while_shards_move_and_cores_change()
             seen.update({child.pid: child for child in _children() - before})
 
     with ProcessCluster(nodes=2, cores=4, schedule_s=0) as cluster:
-        result = bench_consistency(
-            cluster, seconds=3.0, rate=6_000, keys=1_000, omega=120, progress=look
-        )
+        bench = ConsistencyBench(seconds=3.0, rate=6_000, keys=1_000, omega=120)
+        result = bench.on(cluster, look)
     assert result.first_violations == ()
     assert result.violations == 0
     assert result.rows >= 18_000

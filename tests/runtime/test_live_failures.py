@@ -33,8 +33,8 @@ from tests.runtime.live import (
 )
 
 from elasticutor.core.protocol.ids import TaskId
-from elasticutor.driver.hub import ClusterError
-from elasticutor.driver.life.phases import RunError
+from elasticutor.core.run.phases import RunError
+from elasticutor.driver.loop import ClusterError
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import ElasticutorError, StateFullError

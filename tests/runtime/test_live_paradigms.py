@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from tests.runtime.live import Chain, by_key, folded, started, wait_until
 
-from elasticutor.core.paradigm import Paradigm
+from elasticutor.core.paradigm import Paradigm, ParadigmName
 from elasticutor.core.protocol.ids import ShardId
 from elasticutor.driver.blueprint import in_paradigm
 from elasticutor.driver.process_cluster import ProcessCluster
@@ -105,7 +105,7 @@ def assert_folded(run: Run, table: pa.Table) -> None:
 
 @pytest.mark.parametrize("paradigm", ["elastic", "naive", "static", "rc"])
 def test_every_paradigm_gives_what_a_sequential_fold_gives(
-    scheduled_cluster: ProcessCluster, paradigm: Paradigm
+    scheduled_cluster: ProcessCluster, paradigm: ParadigmName
 ) -> None:
     table = skewed_rows()
     run = scheduled_cluster.submit(chained(table, sources=2), paradigm=paradigm, keep=True)
@@ -147,10 +147,13 @@ def test_shards_that_change_their_executor_time_and_again_lose_nothing(
 
 def test_static_and_resource_centric_runs_have_an_executor_for_every_core() -> None:
     plan = chained(skewed_rows(), cores=3).plan()
-    static, rc = (in_paradigm(plan, name).operators[0] for name in ("static", "rc"))
+    static, rc = (
+        in_paradigm(plan, name).operators[0]
+        for name in (Paradigm.STATIC, Paradigm.RESOURCE_CENTRIC)
+    )
     assert (static.executors, static.cores, static.shards) == (6, 1, 16)
     assert (rc.executors, rc.cores, rc.shards) == (6, 1, 32)
-    assert in_paradigm(plan, "elastic") is plan
+    assert in_paradigm(plan, Paradigm.ELASTIC) is plan
 
 
 def test_a_resource_centric_operator_that_another_feeds_is_refused() -> None:
@@ -160,7 +163,7 @@ def test_a_resource_centric_operator_that_another_feeds_is_refused() -> None:
     second = topology.operator("second", Chain(), first, key="key")
     topology.sink("out", NoSink(), second)
     with pytest.raises(BadValueError, match="'second' in the paradigm 'rc' must be fed by sources"):
-        in_paradigm(topology.plan(), "rc")
+        in_paradigm(topology.plan(), Paradigm.RESOURCE_CENTRIC)
 
 
 def test_an_unknown_paradigm_and_an_impossible_target_are_refused(

@@ -24,7 +24,7 @@ from tests.runtime.live import (
     wait_until_gone,
 )
 
-from elasticutor.core.paradigm import Paradigm
+from elasticutor.core.paradigm import ParadigmName
 from elasticutor.driver.metrics import RunMetrics
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.operator import BatchState, Operator, State
@@ -240,7 +240,7 @@ class NamesOfBatches(Operator):
 
 @pytest.mark.parametrize("paradigm", ["elastic", "rc"])
 def test_an_operator_is_sent_the_columns_that_it_reads_and_its_key_and_a_sink_all(
-    cluster: ProcessCluster, paradigm: Paradigm
+    cluster: ProcessCluster, paradigm: ParadigmName
 ) -> None:
     rows = [("no", n, datetime(2020, 1, 1), n % 7) for n in range(1_000)]
     schema = "unread string, value bigint, at timestamp_ntz, key bigint"

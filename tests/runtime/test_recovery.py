@@ -28,16 +28,16 @@ from tests.runtime.live import (
 )
 
 from elasticutor.core.protocol.ids import Peer
-from elasticutor.driver.life.phases import RunError
+from elasticutor.core.run.phases import RunError
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError, LastCoreError
+from elasticutor.lab.chaos.doom import DieAt
 from elasticutor.operator import Operator, OperatorError, State
 from elasticutor.sinks import Sink, Writer
 from elasticutor.sources import Generator, Source
 from elasticutor.state.checkpoint import Checkpoint
 from elasticutor.topology import Topology
-from elasticutor.transport import messages as say
 
 pytestmark = pytest.mark.live
 
@@ -150,7 +150,7 @@ def doom(cluster: ProcessCluster, run: Run, who: str, point: str) -> None:
     """Let somebody die at a named point."""
     supervisor, hub = run._supervisor, cluster._hub
     verb, _, kind = point.partition(" ")
-    order = say.DieAt(verb == "send", kind)
+    order = DieAt(verb == "send", kind)
     match who:
         case "task":
             # A task that is only starting has no mailbox yet, and the order would be dropped.
@@ -162,7 +162,7 @@ def doom(cluster: ProcessCluster, run: Run, who: str, point: str) -> None:
             hub.call(lambda: hub.send_node(node, order))
         case _:
             named = {"main": MAIN, "source": supervisor.sources[0]}
-            whom = named.get(who, supervisor._attendance.sinks[0])
+            whom = named.get(who, supervisor.sinks[0])
             hub.call(lambda: supervisor.ask(whom, order))
 
 

@@ -17,7 +17,7 @@ from tests.runtime.test_recovery import (
     task_of,
 )
 
-from elasticutor.driver.life.phases import RunError
+from elasticutor.core.run.phases import RunError
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
+import zlib
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache
@@ -17,9 +19,10 @@ import pytest
 
 from elasticutor.core.executor.batch import Part
 from elasticutor.core.measure.pacing import LEAST_GAP_S, MOST_GAP_S
-from elasticutor.core.paradigm import PARADIGMS, Paradigm
+from elasticutor.core.paradigm import PARADIGMS, ParadigmName
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol.ids import Peer
+from elasticutor.lab.sim.clock import Action, Clock
 from elasticutor.lab.sim.cluster import SimulatedCluster
 from elasticutor.lab.sim.experiment import Experiment
 from elasticutor.lab.sim.model.costs import Cost, Costs
@@ -47,7 +50,7 @@ def finished(experiment: Experiment, **options: Any) -> SimulatedCluster:
 
 
 @cache
-def saturated(paradigm: Paradigm) -> Report:
+def saturated(paradigm: ParadigmName) -> Report:
     """A run of each paradigm with all that it takes, and keys that are not shuffled."""
     return report(finished(replace(SMALL, paradigm=paradigm, warmup_s=3.0)))
 
@@ -55,22 +58,45 @@ def saturated(paradigm: Paradigm) -> Report:
 # The same run every time --------------------------------------------------------------------------
 
 
+class SealedClock(Clock):
+    """Keeps a checksum over what it is asked for: when, in which order, and what."""
+
+    seal = 0
+
+    def at(self, time: float, action: Action, *args: Any) -> None:
+        name = getattr(action, "__qualname__", "").encode()
+        self.seal = zlib.crc32(struct.pack("<d", time) + name, self.seal)
+        super().at(time, action, *args)
+
+
+def test_a_seal_tells_runs_apart_by_time_order_and_action() -> None:
+    def sealed(*times: float, to: Any = None) -> int:
+        clock, log = SealedClock(), list[Any]()
+        for time in times:
+            clock.at(time, to or log.append, None)
+        return clock.seal
+
+    assert sealed(1.0, 2.0) == sealed(1.0, 2.0)
+    assert len({sealed(1.0, 2.0), sealed(1.0, 2.5), sealed(2.0, 1.0), sealed(1.0, 2.0, to=id)}) == 4
+
+
 @pytest.mark.parametrize("paradigm", PARADIGMS)
-def test_equal_seeds_give_equal_runs_to_the_last_event(paradigm: Paradigm) -> None:
+def test_equal_seeds_give_equal_runs_to_the_last_event(paradigm: ParadigmName) -> None:
     experiment = replace(SMALL, paradigm=paradigm, omega=120, seconds=0.7, exponential=True)
     seals, figures = [], []
     for seed in (7, 7, 8):
-        cluster = finished(replace(experiment, seed=seed), sealed=True)
-        seals.append((cluster.loop.seal, cluster.loop.events))
-        told = report(cluster).as_dict()
-        figures.append({k: v for k, v in told.items() if not k.startswith("wall") and k != "seed"})
+        cluster = finished(replace(experiment, seed=seed), clock=SealedClock)
+        assert isinstance(cluster.clock, SealedClock)
+        seals.append((cluster.clock.seal, cluster.clock.events))
+        found = report(cluster).as_dict()
+        figures.append({k: v for k, v in found.items() if not k.startswith("wall") and k != "seed"})
     assert seals[0] == seals[1] != seals[2]
     assert figures[0] == figures[1] != figures[2]
 
 
 def test_a_run_does_not_depend_on_how_python_hashes_strings() -> None:
     words = "sim --nodes 2 --cores 3 --executors 2 --upstreams 2 --seconds 1 --warmup 1 --omega 60"
-    told = [
+    outputs = [
         subprocess.run(
             [sys.executable, "-m", "elasticutor", *words.split(), "--rate", "4000", "--json"],
             capture_output=True,
@@ -81,7 +107,7 @@ def test_a_run_does_not_depend_on_how_python_hashes_strings() -> None:
         ).stdout
         for seed in ("1", "2")
     ]
-    assert _without_wall_time(told[0]) == _without_wall_time(told[1])
+    assert _without_wall_time(outputs[0]) == _without_wall_time(outputs[1])
 
 
 def _without_wall_time(text: str) -> list[str]:
@@ -109,14 +135,14 @@ class Watcher:
 
 
 @pytest.mark.parametrize("paradigm", PARADIGMS)
-def test_every_tuple_is_done_once_and_in_order_whatever_moves(paradigm: Paradigm) -> None:
+def test_every_tuple_is_done_once_and_in_order_whatever_moves(paradigm: ParadigmName) -> None:
     experiment = replace(SMALL, paradigm=paradigm, omega=90, rate=6000.0, zipf=1.0)
     cluster = SimulatedCluster(experiment)
     watcher = Watcher(cluster)
     cluster.run()
-    if cluster.allotment is not None:
-        cluster.allotment.stop()
-    cluster.loop.run(experiment.end_s + DRAINED_S)
+    if cluster.scheduling is not None:
+        cluster.scheduling.stop()
+    cluster.clock.run(experiment.end_s + DRAINED_S)
     cut = sum(sum(upstream.cut) for upstream in cluster.upstreams)
     assert cut == pytest.approx(experiment.rate * experiment.end_s, rel=0.05)
     assert watcher.done == cut == sum(host.processed for host in cluster.hosts)
@@ -127,7 +153,7 @@ def test_every_tuple_is_done_once_and_in_order_whatever_moves(paradigm: Paradigm
 
 
 @pytest.mark.parametrize("paradigm", PARADIGMS)
-def test_what_is_cut_and_not_done_is_inside_or_under_way(paradigm: Paradigm) -> None:
+def test_what_is_cut_and_not_done_is_inside_or_under_way(paradigm: ParadigmName) -> None:
     cluster = finished(replace(SMALL, paradigm=paradigm, omega=30))
     for number, host in enumerate(cluster.hosts):
         cut = sum(upstream.cut[number] for upstream in cluster.upstreams)
@@ -172,10 +198,10 @@ def test_repartitioning_beats_static_and_takes_longer_to_synchronise_than_elasti
 
 @pytest.mark.parametrize("exponential", [False, True])
 def test_cores_are_busy_for_as_long_as_tuples_cost(exponential: bool) -> None:
-    # Nobody measures a static executor before the end.
+    # A static executor is not measured before the end.
     experiment = replace(SMALL, paradigm="static", rate=3000.0, exponential=exponential, zipf=0.0)
     cluster = finished(experiment)
-    measured = [host.core.measure(cluster.loop.now) for host in cluster.hosts]
+    measured = [host.core.measure(cluster.clock.now) for host in cluster.hosts]
     rows = sum(metrics.rows_processed for metrics in measured)
     useful = sum(metrics.useful_s for metrics in measured)
     assert useful == pytest.approx(rows * experiment.cost_s, rel=0.05 if exponential else 1e-6)
@@ -187,7 +213,7 @@ ONE_NODE = Machines(nodes=1, cores=2)
 CALM = replace(SMALL, rate=60.0, upstreams=1, zipf=0.0, seconds=10.0)
 FREE = Costs().times(0)
 MESSAGES_MS = {"source": 0.107, "main": 2 * 0.054, "task": 0.075, "sink": 0.036}
-"""What the messages of a tuple that meets nobody take: every process is asleep when they come."""
+"""What the messages of a lone tuple take: every process is asleep when they come."""
 
 
 def calm(machines: Machines) -> Report:
@@ -334,13 +360,13 @@ def test_an_executor_that_shares_a_node_never_has_more_cores_than_there_are() ->
 def test_a_shard_that_nobody_touches_moves_ahead_of_the_pause_with_nothing_left_to_send() -> None:
     machines = Machines(nodes=2, cores=1)
     cluster = finished(replace(CALM, machines=machines, executors=1, seconds=1.0))
-    assert cluster.allotment is not None
-    cluster.allotment.stop()
-    host, loop = cluster.hosts[0], cluster.loop
+    assert cluster.scheduling is not None
+    cluster.scheduling.stop()
+    host, clock = cluster.hosts[0], cluster.clock
     near, far = sorted(host.core.tasks)
     shard = host.core.table.shards_of(near)[0]
     host.tell(ev.MoveAsked(shard, far))
-    loop.run(loop.now + 1.0)
+    clock.run(clock.now + 1.0)
     moved = cluster.recorder.moved[-1]
     assert host.core.table.owner(shard) == far
     assert moved.remote == 1

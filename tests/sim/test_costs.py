@@ -14,7 +14,7 @@ from elasticutor.core.measure.pacing import LEAST_GAP_S, MOST_GAP_S, PACE_S, USU
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, ChunkId, Epoch, TaskId
 from elasticutor.errors import BadValueError
-from elasticutor.lab.sim.loop import Loop
+from elasticutor.lab.sim.clock import Clock
 from elasticutor.lab.sim.model.costs import Cost, Costs
 from elasticutor.lab.sim.model.cpus import Cpus
 from elasticutor.lab.sim.model.machines import Machines
@@ -40,11 +40,11 @@ class Taker(Process):
 
 def world(cost: Cost) -> SimulatedWorld:
     costs = replace(Costs(), main=cost)
-    loop = Loop()
+    clock = Clock()
     machines = Machines(nodes=1, cores=1, costs=costs)
     recorder = Recorder(0.0)
     return SimulatedWorld(
-        machines, loop, recorder, work_s=lambda rows: 0.0, tuple_bytes=1, shard_bytes=0
+        machines, clock, recorder, work_s=lambda rows: 0.0, tuple_bytes=1, shard_bytes=0
     )
 
 
@@ -56,15 +56,15 @@ def test_a_process_takes_messages_as_its_turns_say(gaps_us: list[int]) -> None:
     time_us, expected = 0, []
     for gap_us in gaps_us:
         time_us += gap_us
-        one.loop.at(time_us * 1e-6, taker.take, None)
+        one.clock.at(time_us * 1e-6, taker.take, None)
         expected.append(turns.take(time_us * 1e-6))
-    one.loop.run(1.0)
+    one.clock.run(1.0)
     assert taker.answered == pytest.approx(expected)
     assert one.cpus[0].path_s == pytest.approx(other.cpus[0].path_s)
 
 
 def test_only_the_first_of_some_messages_wakes_a_process_up() -> None:
-    turns = Turns(Cpus(Loop(), 1, shared=False), COST)
+    turns = Turns(Cpus(Clock(), 1, shared=False), COST)
     assert [round(turns.take(0.0) * 1e6) for _ in range(3)] == [54, 74, 94]
     assert round(turns.take(1.0) * 1e6) == 1_000_054
 
@@ -92,21 +92,21 @@ def test_factors_that_cannot_be_are_refused(factor: float) -> None:
 # CPUs ---------------------------------------------------------------------------------------------
 
 
-def busy_task(loop: Loop, cpus: Cpus) -> TaskServer:
+def busy_task(clock: Clock, cpus: Cpus) -> TaskServer:
     task = TaskServer(0, Cost(0.0))
     cpus.join(task)
     order = do.Dispatch(TaskId(0), Attempt(1), Epoch(1), ChunkId(0), [])
-    task.begin(order, 1, 1.0, loop.now)
+    task.begin(order, 1, 1.0, clock.now)
     return task
 
 
 def test_messages_take_time_from_tasks_in_turn_where_all_shared_cpus_are_busy() -> None:
-    loop = Loop()
-    cpus = Cpus(loop, 2, shared=True)
-    first = busy_task(loop, cpus)
+    clock = Clock()
+    cpus = Cpus(clock, 2, shared=True)
+    first = busy_task(clock, cpus)
     cpus.spend(1e-4)  # the other CPU is idle
     assert first.lost_s == 0
-    second = busy_task(loop, cpus)
+    second = busy_task(clock, cpus)
     for _ in range(2):
         cpus.spend(1e-4)
     assert (first.lost_s, second.lost_s) == (1e-4, 1e-4)
@@ -116,15 +116,15 @@ def test_messages_take_time_from_tasks_in_turn_where_all_shared_cpus_are_busy() 
 
 
 def test_messages_take_no_time_from_tasks_where_processes_have_cpus_of_their_own() -> None:
-    loop = Loop()
-    cpus = Cpus(loop, 1, shared=False)
-    task = busy_task(loop, cpus)
+    clock = Clock()
+    cpus = Cpus(clock, 1, shared=False)
+    task = busy_task(clock, cpus)
     cpus.spend(1e-4)
     assert (task.lost_s, cpus.path_s) == (0, 1e-4)
 
 
 def test_sources_pace_themselves_by_how_idle_their_node_is() -> None:
-    cpus = Cpus(Loop(), 2, shared=False)
+    cpus = Cpus(Clock(), 2, shared=False)
     assert cpus.gap_s == USUAL_GAP_S
     for _ in range(10):
         cpus.work(0.18, 0.018)  # 99 % of two CPUs

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elasticutor.errors import BadValueError
-from elasticutor.lab.sim.loop import Loop
+from elasticutor.lab.sim.clock import Clock
 from elasticutor.lab.sim.model.machines import Machines, NetworkLinks
 
 MB = 1_000_000
@@ -19,9 +19,9 @@ class Rig:
     """Links of 100 MB/s with 1 ms of latency, and a log of what arrived when."""
 
     def __init__(self, nodes: int = 4) -> None:
-        self.loop = Loop()
+        self.clock = Clock()
         self.links = NetworkLinks(
-            self.loop, Machines(nodes=nodes, bandwidth=100 * MB, latency_s=0.001)
+            self.clock, Machines(nodes=nodes, bandwidth=100 * MB, latency_s=0.001)
         )
         self.log: list[tuple[str, float]] = []
 
@@ -29,10 +29,10 @@ class Rig:
         return self.links.send(at, source, to, size, self._arrive, what)
 
     def _arrive(self, what: str) -> None:
-        self.log.append((what, round(self.loop.now, 9)))
+        self.log.append((what, round(self.clock.now, 9)))
 
     def arrivals(self) -> list[tuple[str, float]]:
-        self.loop.run(until=1000.0)
+        self.clock.run(until=1000.0)
         return self.log
 
 

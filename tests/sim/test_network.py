@@ -6,8 +6,77 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticutor.lab.check.world.kernel import Kernel
-from elasticutor.lab.check.world.network import Address, Network
+from elasticutor.lab.check.world.network import Address, Channel, Network
+from elasticutor.lab.sim.clock import Clock
+
+
+def run(clock: Clock) -> None:
+    while clock.step():
+        pass
+
+
+# Channels -----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10)), max_size=20))
+def test_a_channel_delivers_in_the_order_of_sending_and_never_early(
+    messages: list[tuple[float, float]],
+) -> None:
+    clock = Clock()
+    sent: list[tuple[float, int]] = []
+    arrived: list[tuple[float, int]] = []
+    delays = iter(delay for _, delay in messages)
+    taken: list[float] = []
+
+    def delay() -> float:
+        taken.append(next(delays))
+        return taken[-1]
+
+    channel = Channel(clock, delay, lambda message: arrived.append((clock.now, message)))
+
+    def send(number: int) -> None:
+        sent.append((clock.now, number))
+        channel.send(number)
+
+    for number, (time, _) in enumerate(messages):
+        clock.at(time, send, number)
+    run(clock)
+    assert [number for _, number in arrived] == [number for _, number in sent]
+    earliest = 0.0
+    for (sent_at, _), took, (arrived_at, _) in zip(sent, taken, arrived, strict=True):
+        earliest = max(earliest, sent_at + took)
+        assert arrived_at == earliest  # after its own delay, or behind a slower one
+
+
+def test_channels_do_not_wait_for_each_other() -> None:
+    clock = Clock()
+    log: list[tuple[float, object]] = []
+    slow = Channel(clock, lambda: 5.0, lambda message: log.append((clock.now, message)))
+    fast = Channel(clock, lambda: 1.0, lambda message: log.append((clock.now, message)))
+    slow.send("slow")
+    fast.send("fast")
+    run(clock)
+    assert log == [(1.0, "fast"), (5.0, "slow")]
+
+
+@pytest.mark.parametrize(
+    ("cut_at", "arrived"), [(0.5, []), (1.5, ["first"]), (2.5, ["first", "second"])]
+)
+def test_a_cut_channel_loses_what_is_under_way_and_all_that_follows(
+    cut_at: float, arrived: list[str]
+) -> None:
+    clock = Clock()
+    log: list[str] = []
+    channel = Channel(clock, lambda: 1.0, log.append)
+    clock.at(0.0, channel.send, "first")
+    clock.at(1.0, channel.send, "second")
+    clock.at(cut_at, channel.cut)
+    clock.at(3.0, channel.send, "third")
+    run(clock)
+    assert log == arrived
+
+
+# Networks -----------------------------------------------------------------------------------------
 
 A, B, C = Address("a"), Address("b"), Address("c")
 
@@ -16,21 +85,20 @@ class Rig:
     """Three processes that write down what they get."""
 
     def __init__(self, seed: int = 0, delay: Callable[[], float] = lambda: 1.0) -> None:
-        self.kernel = Kernel()
-        self.network = Network(self.kernel, random.Random(seed), delay)
+        self.clock = Clock()
+        self.network = Network(self.clock, random.Random(seed), delay)
         self.log: list[tuple[float, Address, Address, Any]] = []
         for address in (A, B, C):
             self.join(address)
 
     def join(self, address: Address) -> None:
         def receive(sender: Address, message: Any) -> None:
-            self.log.append((self.kernel.now, sender, address, message))
+            self.log.append((self.clock.now, sender, address, message))
 
         self.network.join(address, receive)
 
     def run(self) -> None:
-        while self.kernel.step():
-            pass
+        run(self.clock)
 
     def got(self) -> list[tuple[Address, Address, Any]]:
         self.run()
@@ -59,7 +127,7 @@ def test_between_two_processes_order_is_kept_and_nothing_is_lost_or_doubled(
     expected: dict[tuple[Address, Address], list[int]] = {}
     ordered = sorted(enumerate(messages), key=lambda item: (item[1][0], item[0]))
     for number, (time, (source, destination)) in ordered:
-        rig.kernel.at(time, rig.network.send, source, destination, number)
+        rig.clock.at(time, rig.network.send, source, destination, number)
         expected.setdefault((source, destination), []).append(number)
     found: dict[tuple[Address, Address], list[int]] = {}
     for source, destination, number in rig.got():
@@ -102,7 +170,7 @@ def test_the_dead_get_nothing_though_it_was_on_its_way(seed: int) -> None:
     rig.network.send(A, B, "to the dead")
     rig.network.send(A, C, "to the living")
     rig.network.send(C, A, "to the sender")
-    rig.kernel.at(0.5, rig.network.leave, B)
+    rig.clock.at(0.5, rig.network.leave, B)
     assert rig.got() == [(A, C, "to the living"), (C, A, "to the sender")]
 
 
@@ -111,10 +179,10 @@ def test_what_the_dead_had_sent_arrives_or_is_lost_as_a_whole() -> None:
     for seed in range(50):
         rig = Rig(seed)
         rig.network.send(A, B, 1)
-        rig.kernel.at(0.5, rig.network.send, A, B, 2)
-        rig.kernel.at(0.5, rig.network.send, A, C, 3)
-        rig.kernel.at(0.5, rig.network.send, B, C, 4)
-        rig.kernel.at(1.25, rig.network.leave, A)
+        rig.clock.at(0.5, rig.network.send, A, B, 2)
+        rig.clock.at(0.5, rig.network.send, A, C, 3)
+        rig.clock.at(0.5, rig.network.send, B, C, 4)
+        rig.clock.at(1.25, rig.network.leave, A)
         outcomes.add(tuple(message for *_, message in rig.got()))
     assert outcomes == {(1, 4), (1, 2, 3, 4)}
 

@@ -13,10 +13,11 @@ import pytest
 from elasticutor.core.paradigm import PARADIGMS
 from elasticutor.errors import BadValueError
 from elasticutor.lab.sim.cluster import SimulatedCluster
-from elasticutor.lab.sim.experiment import Experiment, Surge
+from elasticutor.lab.sim.experiment import Experiment
 from elasticutor.lab.sim.model.machines import Machines
 from elasticutor.lab.sim.recorder import Bin, Recorder
 from elasticutor.lab.sim.report import recoveries, report
+from elasticutor.lab.sim.surge import Surge
 
 
 def moments(levels: list[float]) -> list[Bin]:
@@ -70,9 +71,7 @@ def test_without_shuffles_or_time_there_is_nothing_to_recover_from() -> None:
 def test_a_bin_has_its_tuples_its_latencies_and_its_moves() -> None:
     recorder = Recorder(warmup_s=0.1, cores=lambda: 7)
     for time, births in ((0.05, [0.01, 0.02]), (0.15, [0.1, 0.12, 0.13])):
-        recorder.times.append(time)
-        recorder.births.append(np.array(births))
-        recorder.counts.append(len(births))
+        recorder.results.append((time, np.array(births), len(births)))
         recorder.close_bin(0.1 if time < 0.1 else 0.2)
     recorder.close_bin(0.3)
     first, second, third = recorder.moments
@@ -87,16 +86,14 @@ def test_a_bin_has_its_tuples_its_latencies_and_its_moves() -> None:
 
 def test_tuples_of_one_birth_may_be_noted_together() -> None:
     recorder = Recorder(warmup_s=0.0)
-    recorder.times += [0.05, 0.06]
-    recorder.births += [0.01, 0.04]
-    recorder.counts += [3, 1]
+    recorder.results += [(0.05, 0.01, 3), (0.06, 0.04, 1)]
     recorder.close_bin(0.1)
     assert recorder.moments[0].throughput == 40
     assert recorder.moments[0].p50_ms == pytest.approx(40)
 
 
 def test_a_report_of_nothing_is_a_report() -> None:
-    """As when somebody interrupts a run that has hardly begun."""
+    """As when a run is interrupted that has hardly begun."""
     cluster = SimulatedCluster(Experiment(machines=Machines(nodes=2, cores=2), executors=2))
     figures = report(cluster).as_dict()
     assert figures["throughput"] == 0

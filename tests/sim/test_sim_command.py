@@ -96,7 +96,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     assert picture.read_text().startswith("<?xml")
 
 
-def told(*words: str) -> dict[str, float]:
+def figures_of(*words: str) -> dict[str, float]:
     result = sim("--seconds", "2", "--rate", "400", "--json", *words)
     assert result.exit_code == 0, result.output
     figures: dict[str, float] = json.loads(result.stdout)
@@ -104,16 +104,16 @@ def told(*words: str) -> dict[str, float]:
 
 
 def test_what_messages_cost_can_be_set() -> None:
-    usual, free, slow = told(), told("--path-cost", "0"), told("--path-cost", "3")
+    usual, free, slow = figures_of(), figures_of("--path-cost", "0"), figures_of("--path-cost", "3")
     assert free["cpu_beyond_ms_per_tuple"] == 0
     assert slow["cpu_beyond_ms_per_tuple"] > 2 * usual["cpu_beyond_ms_per_tuple"] > 0
     assert free["latency_p50_ms"] < usual["latency_p50_ms"] < slow["latency_p50_ms"]
 
 
 def test_what_a_message_costs_a_main_process_can_be_set_apart() -> None:
-    usual, slow = told(), told("--message-us", "1020")
+    usual, slow = figures_of(), figures_of("--message-us", "1020")
     assert slow["latency_p50_ms"] - usual["latency_p50_ms"] > 1.99  # it takes two of a tuple
-    assert told("--message-us", "20")["latency_mean_ms"] == usual["latency_mean_ms"]
+    assert figures_of("--message-us", "20")["latency_mean_ms"] == usual["latency_mean_ms"]
 
 
 @pytest.mark.parametrize(

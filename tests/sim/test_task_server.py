@@ -13,7 +13,7 @@ from elasticutor.core.executor.batch import Batch, Part
 from elasticutor.core.executor.tasks import TaskView
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, ChunkId, Epoch, NodeId, Peer, ShardId, TaskId
-from elasticutor.lab.sim.loop import Loop
+from elasticutor.lab.sim.clock import Clock
 from elasticutor.lab.sim.model.costs import Cost
 from elasticutor.lab.sim.model.task_server import ChunkJob, Interruption, TaskServer
 
@@ -81,7 +81,7 @@ class Main:
     """What a main process believes of the task: it refuses an answer that cannot be."""
 
     def __init__(self, cost: Cost) -> None:
-        self.loop = Loop()
+        self.clock = Clock()
         self.server = TaskServer(0, cost)
         self.view = TaskView(TASK, NodeId("n0"))
         self.held: set[int] = set()
@@ -92,9 +92,9 @@ class Main:
         if shards:
             order = chunk(self.sent, shards)
             self.sent += len(shards)
-            self.view.hand_over(order.chunk, order.parts, len(shards), self.loop.now)
+            self.view.hand_over(order.chunk, order.parts, len(shards), self.clock.now)
             work_s = len(shards) * ROW_S
-            self._expect(self.server.begin(order, len(shards), work_s, self.loop.now))
+            self._expect(self.server.begin(order, len(shards), work_s, self.clock.now))
 
     def lose(self, seconds: float) -> None:
         self.server.lost_s += seconds
@@ -102,13 +102,13 @@ class Main:
     def label(self, shard: int) -> None:
         if shard not in self.held:
             self.held.add(shard)
-            hit = self.server.interrupt(ShardId(shard), self.loop.now)
-            self.loop.at(hit.at, self._hit, (shard, hit))
+            hit = self.server.interrupt(ShardId(shard), self.clock.now)
+            self.clock.at(hit.at, self._hit, (shard, hit))
             for job in hit.rescheduled:
                 self._expect(job)
 
     def _expect(self, job: ChunkJob) -> None:
-        self.loop.at(job.end, self._end, (job, job.end))
+        self.clock.at(job.end, self._end, (job, job.end))
 
     def _end(self, message: tuple[ChunkJob, float]) -> None:
         job, end = message
@@ -145,9 +145,9 @@ def test_answers_fit_what_the_main_process_knows_whatever_interrupts(
 ) -> None:
     main = Main(cost)
     for wait_s, (what, of) in steps:
-        main.loop.run(main.loop.now + wait_s)
+        main.clock.run(main.clock.now + wait_s)
         getattr(main, what)(of)
-    main.loop.run(1.0)
+    main.clock.run(1.0)
     assert not main.held
     assert not main.view.flights
     assert main.done + main.returned == main.sent

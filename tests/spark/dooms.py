@@ -25,6 +25,7 @@ from elasticutor.core.protocol import batches as ba
 from elasticutor.core.protocol.coordinator import WriteManifest
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.queries.batch_driver import BatchDriver
+from elasticutor.lab.chaos.doom import DieAt
 from elasticutor.transport import messages as say
 
 KEYS = 7
@@ -235,7 +236,7 @@ class Reaper:
         if doom is None or doom.point in LATER:
             return
         verb, _, kind = doom.point.partition(" ")
-        point = say.DieAt(verb == "send", kind)
+        point = DieAt(verb == "send", kind)
         supervisor = driver._supervisor
         match order, doom.who:
             case ba.Admit(task), "worker":
@@ -244,7 +245,7 @@ class Reaper:
                 supervisor.ask(who, point)
             case ba.BeginBatch(who), "task":
                 task_id = max(supervisor.ledger.tasks(who))
-                supervisor.ask(who, say.DieAt(point.sends, kind, task_id))
+                supervisor.ask(who, DieAt(point.sends, kind, task_id))
             case ba.BeginBatch(who), "node":
                 driver._hub.send_node(supervisor.home(who), point)
             case ba.Admit(), "Spark executor":
@@ -259,7 +260,7 @@ class Reaper:
         if doom is not None and (doom.who, doom.point) == ("node", "take CommitStore"):
             supervisor = driver._supervisor
             home = supervisor.home(supervisor.executors[0])
-            driver._hub.send_node(home, say.DieAt(False, "CommitStore"))
+            driver._hub.send_node(home, DieAt(False, "CommitStore"))
             self.met.append(self._due.pop(doom.epoch))
 
     def _later(self, driver: BatchDriver, point: str) -> bool:

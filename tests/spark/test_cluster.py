@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.spark.rig import await_that, counting, folded, generator, of_clusters, rows_of, steps
 
-from elasticutor.driver.hub import ClusterError
+from elasticutor.driver.loop import ClusterError
 from elasticutor.errors import BadValueError
 from elasticutor.spark import Cluster, submit
 

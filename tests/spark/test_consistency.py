@@ -21,7 +21,7 @@ SCRIPT = """
 import json
 import sys
 from pathlib import Path
-from elasticutor.lab.bench.moves.consistency import bench_consistency
+from elasticutor.lab.bench.moves.consistency import ConsistencyBench
 from elasticutor.spark.cluster import Cluster
 from elasticutor.spark.session import local_session
 
@@ -30,7 +30,8 @@ if __name__ == "__main__":
     spark = local_session("local-cluster[2,5,1024]")
     try:
         with Cluster(spark, nodes=2, cores=4, schedule_s=0) as cluster:
-            result = bench_consistency(cluster, seconds=4, rate=2000, keys=300, omega=120)
+            bench = ConsistencyBench(seconds=4, rate=2000, keys=300, omega=120)
+            result = bench.on(cluster)
         Path(sys.argv[1]).write_text(json.dumps(result.as_dict()))
     finally:
         spark.stop()

@@ -27,7 +27,7 @@ from tests.spark.elastic_rig import (
 from tests.spark.rig import await_that, of_clusters
 
 from elasticutor import Cluster, Operator, elastic
-from elasticutor.driver.queries import reception
+from elasticutor.driver.queries import query_driver
 from elasticutor.errors import BadValueError
 from elasticutor.spark.elastic import session_cluster
 
@@ -336,7 +336,7 @@ def test_a_checkpoint_that_does_not_fit_is_refused_with_what_to_do(
 def test_a_query_whose_folders_were_deleted_begins_again_at_once(
     files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reception, "_LOOK_S", 2.0)  # it begins before the other one's end is seen
+    monkeypatch.setattr(query_driver, "_LOOK_S", 2.0)  # longer than the next start takes
     for number in range(2):
         files.give(40)
         files.run(files.tally())

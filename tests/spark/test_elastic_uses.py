@@ -33,8 +33,8 @@ from tests.spark.rig import Script, await_that
 
 from elasticutor import Cluster, Run, elastic
 from elasticutor.driver.queries.batch_driver import BatchDriver
-from elasticutor.process.batch_errors import BatchError
-from elasticutor.process.ingress import Station
+from elasticutor.process.failures import BatchError
+from elasticutor.process.ingress import Connection
 from elasticutor.spark.supervising import is_lost
 
 STATELESS_AQE = "spark.sql.adaptive.streaming.stateless.enabled"
@@ -340,10 +340,10 @@ def test_a_second_copy_of_a_task_ends_the_batch_and_its_rows_count_once(
     driver = run.supervisor.epochs
     assert isinstance(driver, BatchDriver)
     copy = replace(driver.batches.present[0], task=10**9)
-    station = Station.of(own_cluster.bootstrap)
-    station.ask(frame, query.id, query.runId, copy)
+    connection = Connection.of(own_cluster.bootstrap)
+    connection.ask(frame, query.id, query.runId, copy)
     with pytest.raises(BatchError, match="is run a second time"):
-        station.await_admission(copy)
+        connection.await_admission(copy)
     with pytest.raises(StreamingQueryException, match="is run a second time"):
         ended(query)
     files.run(files.tally(), "right")

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from elasticutor.driver.life.phases import RunError
+from elasticutor.core.run.phases import RunError
 from elasticutor.lab.bench.structured.data import FILES, Files, write_files
-from elasticutor.lab.bench.structured.work import Burning
+from elasticutor.lab.bench.work import Burning
 from elasticutor.lab.spark.rivals import (
     RIVALS,
     file_stream,

@@ -20,8 +20,8 @@ from tests.spark.rig import (
     of_clusters,
 )
 
-from elasticutor.driver.hub import ClusterError
-from elasticutor.driver.life.phases import RunError
+from elasticutor.core.run.phases import RunError
+from elasticutor.driver.loop import ClusterError
 from elasticutor.spark import Cluster
 
 

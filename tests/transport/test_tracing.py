@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -9,13 +10,13 @@ import pytest
 from tests.transport.test_mailbox import KEYS, PATIENCE_S
 
 from elasticutor.core.protocol.ids import Attempt, NodeId, Peer
+from elasticutor.lab.bench import tracing
+from elasticutor.lab.bench.tracing import TracedMailbox
 from elasticutor.process.specs import Site
-from elasticutor.transport import tracing
 from elasticutor.transport.channels import Endpoint, Links
 from elasticutor.transport.codec import Credit, Tuples
-from elasticutor.transport.mailbox import TRACE, Mailbox
+from elasticutor.transport.mailbox import FACTORY, Mailbox
 from elasticutor.transport.packets import NO_HASHES, Packet, born
-from elasticutor.transport.tracing import TracedMailbox
 
 
 def site() -> Site:
@@ -31,13 +32,15 @@ def at_site(name: str) -> Mailbox:
 
 @pytest.mark.parametrize("on", [False, True])
 def test_a_mailbox_takes_notes_only_where_tracing_is_on_when_it_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: bool
+    tmp_path: Path, on: bool
 ) -> None:
     assert type(at_site("a")) is Mailbox
-    monkeypatch.setenv(TRACE, str(tmp_path))
-    if on:
-        (tmp_path / tracing.ON).touch()
-    assert type(at_site("a")) is (TracedMailbox if on else Mailbox)
+    with tracing.traced(tmp_path):
+        if on:
+            (tmp_path / tracing.ON).touch()
+        assert type(at_site("a")) is (TracedMailbox if on else Mailbox)
+    assert type(at_site("a")) is Mailbox
+    assert FACTORY not in os.environ
 
 
 def test_a_sample_of_tuples_is_noted_where_it_is_sent_and_where_it_is_taken(tmp_path: Path) -> None:

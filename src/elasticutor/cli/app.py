@@ -1,33 +1,79 @@
-"""What `elasticutor` offers, and how its errors and interruptions look."""
+"""The commands of `elasticutor`, loaded when they are used, and how errors print."""
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from elasticutor import __version__
-from elasticutor.cli import state
 from elasticutor.cli.output import note
 from elasticutor.errors import ElasticutorError
-from elasticutor.lab.cli import chaos, check, demo, sim
-from elasticutor.lab.cli.bench import app as bench
+
+_HELP = "Elastic, stateful, real-time stream processing for Python people on Spark."
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Where a command is defined, and under which heading the help lists it."""
+
+    panel: str
+    module: str
+    attribute: str
+
+    def load(self, name: str) -> Any:
+        """Import the command and build it as `typer` builds any other."""
+        found = getattr(import_module(self.module), self.attribute)
+        parent = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        if isinstance(found, typer.Typer):
+            parent.add_typer(found, name=name, rich_help_panel=self.panel)
+        else:
+            parent.command(name, rich_help_panel=self.panel)(found)
+        return typer.main.get_group(parent).commands[name]
+
+
+COMMANDS = {
+    "demo": _Command("Run", "elasticutor.lab.cli.demo", "demo"),
+    "state": _Command("Look", "elasticutor.cli.state", "app"),
+    "bench": _Command("Laboratory", "elasticutor.lab.cli.bench.app", "app"),
+    "chaos": _Command("Laboratory", "elasticutor.lab.cli.chaos", "chaos"),
+    "check": _Command("Laboratory", "elasticutor.lab.cli.check", "check"),
+    "sim": _Command("Laboratory", "elasticutor.lab.cli.sim", "sim"),
+}
+"""All commands, in the order of the help. No other module outside `lab` names a module of `lab`."""
+
+
+class _LazyGroup(TyperGroup):
+    """Loads a command when it is called, or when the help describes it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in COMMANDS and cmd_name not in self.commands:
+            self.commands[cmd_name] = COMMANDS[cmd_name].load(cmd_name)
+        return self.commands.get(cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS:  # a misspelt one: suggest from all of them
+            for name in COMMANDS:
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
+
 
 app = typer.Typer(
     name="elasticutor",
-    help="Elastic, stateful, real-time stream processing for Python people on Spark.",
+    cls=_LazyGroup,
+    help=_HELP,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command("chaos")(chaos.chaos)
-app.command("check")(check.check)
-app.command("demo")(demo.demo)
-app.command("sim")(sim.sim)
-app.add_typer(bench.app, name="bench")
-app.add_typer(state.app, name="state")
 
 
 def _print_version(wanted: bool) -> None:
@@ -36,7 +82,7 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=_HELP)
 def _root(
     version: Annotated[
         bool,
@@ -45,11 +91,11 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """Elastic, stateful, real-time stream processing for Python people on Spark."""
+    """Take the options that stand before a command."""
 
 
 def main() -> None:
-    """Run the command line; errors of ours are one sentence, not a traceback."""
+    """Run the command line; an error of ours prints one sentence instead of a traceback."""
     try:
         app()
     except ElasticutorError as error:

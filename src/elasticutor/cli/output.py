@@ -1,4 +1,4 @@
-"""Where the command line prints: figures to standard output, everything else to standard error."""
+"""Printing: figures to standard output, everything else to standard error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ err = Console(stderr=True, highlight=False)
 
 
 def note(text: str) -> None:
-    """Say something that is not a result."""
+    """Print a message that is not a result."""
     err.print(text, markup=False)
 
 
@@ -27,7 +27,7 @@ def print_json(figures: Any) -> None:
 
 @contextmanager
 def progress_bar(*, hidden: bool) -> Iterator[Progress]:
-    """A bar on standard error, where that is a terminal; gone when it is done."""
+    """Show a bar on standard error if that is a terminal; remove it at the end."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

@@ -1,4 +1,4 @@
-"""Pictures that commands draw: whether they can, and how they begin."""
+"""Checks before a command draws a picture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KINDS = (".svg", ".png", ".pdf")
 
 
 def require_drawing(path: Path | None) -> None:
-    """Say what is wrong with a picture before minutes have passed, not after."""
+    """Refuse a picture that cannot be drawn, before minutes of measuring rather than after."""
     if path is None:
         return
     if path.suffix not in _KINDS:

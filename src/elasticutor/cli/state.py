@@ -1,4 +1,4 @@
-"""`elasticutor state`: what is in a checkpoint, for people; it is neither claimed nor changed."""
+"""`elasticutor state`: show what is in a checkpoint, without claiming or changing it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Unpickle = Annotated[
     typer.Option(
         "--unpickle",
         help="Unpickle values. That runs code which is in the checkpoint: only do it if you trust "
-        "whoever can write there.",
+        "everyone who can write there.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
@@ -213,7 +213,7 @@ def check(checkpoint: Where, as_json: AsJson = False) -> None:
 
 
 def keys_meant(text: str, form: StateForm) -> list[Any]:
-    """The keys that a text on the command line may stand for, the likeliest first.
+    """Return the keys that a text on the command line may stand for, the likeliest first.
 
     Example:
         >>> from elasticutor.state.checkpoint import StateForm
@@ -254,20 +254,20 @@ def _as_type(value: Any, kind: Any) -> Any:
 
 
 def _say(line: str) -> None:
-    """A line of a result, however wide."""
+    """Print a line of a result, however wide."""
     out.print(line, markup=False, soft_wrap=True)
 
 
 def _claim_in_words(claim: Claimed | None) -> str:
     if claim is None:
-        return "claimed by nobody"
+        return "not claimed"
     who = f"claim {claim.number}: {claim.holder or 'cannot be read'}"
     when = f", last renewed {_moment(claim.renewed)}" if claim.renewed else ""
     words = {
         "released": "released: the next run may have it",
         "live": f"live{when}",
         "dead": "its process has died: the next run may have it",
-        "unknown": f"nobody here can tell whether it lives{when}",
+        "unknown": f"liveness unknown on this machine{when}",
     }
     return f"{who}; {words[claim.liveness]}"
 
@@ -417,7 +417,7 @@ def _checked_as_dict(reader: StateReader, result: Checked) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it: what it has not is an object that says what it is, or a text."""
+    """Return a value for JSON; what JSON lacks becomes an object that names its type, or a text."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""What has come to the driver for whoever has asked for it: outputs, state, explanations."""
+"""What was asked for and has come to the driver: outputs, state, explanations."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import threading
 import cloudpickle
 
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
+from elasticutor.plan import Plan
 from elasticutor.sinks import EpochMemory, MemorySink
-from elasticutor.topology import Plan
 from elasticutor.transport import messages as say
 from elasticutor.transport.packets import open_batch
 
 
 class Answers:
-    """Filled by the hub's thread, and read by others under `changed`."""
+    """Filled by the driver's loop, and read by other threads under `changed`."""
 
     def __init__(self, plan: Plan) -> None:
         self.changed = threading.Condition()
@@ -32,7 +32,7 @@ class Answers:
                 self.collected[sink.name] = EpochMemory(sink.schema, made.max_rows)
 
     def collect(self, message: say.Collected) -> None:
-        """A batch of a memory sink.
+        """Keep a batch of a memory sink.
 
         Raises:
             SinkError: It has more rows than it may keep.
@@ -43,20 +43,20 @@ class Answers:
                 self.collected[message.who].write(message.attempt, message.epoch, batch)
 
     def begin(self, attempt: Attempt) -> None:
-        """What is not committed will come again."""
+        """Drop what is not committed: it will come again."""
         with self.changed:
             for memory in self.collected.values():
                 memory.begin(attempt)
 
     def commit(self, epoch: Epoch) -> None:
-        """What came with this epoch counts."""
+        """Keep what came with this epoch for good."""
         with self.changed:
             for memory in self.collected.values():
                 memory.commit(epoch)
             self.changed.notify_all()
 
     def take(self, message: say.Recount | say.StateRead) -> None:
-        """Somebody's answer."""
+        """Take an answer."""
         with self.changed:
             match message:
                 case say.Recount():
@@ -66,10 +66,6 @@ class Answers:
             self.changed.notify_all()
 
     def notify(self) -> None:
-        """Let whoever waits look again."""
+        """Wake all threads that wait."""
         with self.changed:
             self.changed.notify_all()
-
-    def explained(self) -> list[str]:
-        """Why executors wait, one string each."""
-        return [f"{who}: {'; '.join(said)}" for who, said in self.recounts.items()]

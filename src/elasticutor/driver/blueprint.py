@@ -1,4 +1,4 @@
-"""From a plan to what every process of a run is told when it starts."""
+"""From a plan to the specification of every process of a run."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.placement import Placement
 from elasticutor.errors import BadValueError
+from elasticutor.plan import OperatorPlan, Plan, SourcePlan
 from elasticutor.process.specs import (
     ExecutorSpec,
     Keeping,
@@ -23,22 +24,21 @@ from elasticutor.process.specs import (
     SourceSpec,
     Tempo,
 )
-from elasticutor.topology import OperatorPlan, Plan, SourcePlan
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import DriverLoop
+    from elasticutor.driver.loop import DriverLoop
 
 End: TypeAlias = tuple[str, str, Callable[[Site], Any]]
 """A source or a sink: its kind, its name, and what makes its specification at a site."""
 
 
 _RETURN = (Route("", (), (Peer(""),)),)
-"""Back to whoever has sent what it was made of; the main process knows who that is."""
+"""Back to the sender of what it was made of; the main process knows it."""
 
 
 def in_paradigm(plan: Plan, paradigm: Paradigm) -> Plan:
-    """The plan as a paradigm has it.
+    """The plan with the executors that a paradigm has.
 
     In the static and the resource-centric one, every core is an executor of its own; in the latter
     all executors of an operator know all of its shards.
@@ -46,13 +46,13 @@ def in_paradigm(plan: Plan, paradigm: Paradigm) -> Plan:
     Raises:
         BadValueError: The resource-centric paradigm, with an operator fed by another.
     """
-    if paradigm in ("elastic", "naive"):
+    if paradigm.is_scheduled:
         return plan
     sources = {source.name for source in plan.sources}
     for operator in plan.operators:
-        if paradigm == "rc" and not set(operator.inputs) <= sources:
+        if paradigm.holds_tables_upstream and not set(operator.inputs) <= sources:
             raise BadValueError(
-                f"operator {operator.name!r} in the paradigm 'rc'",
+                f"operator {operator.name!r} in the paradigm {paradigm.value!r}",
                 "be fed by sources alone: they hold the table of its shards",
                 list(operator.inputs),
                 "use another paradigm for this topology",
@@ -62,15 +62,19 @@ def in_paradigm(plan: Plan, paradigm: Paradigm) -> Plan:
 
 def _split(operator: OperatorPlan, paradigm: Paradigm) -> OperatorPlan:
     executors = operator.executors * operator.cores
-    shards = operator.shards * operator.executors if paradigm == "rc" else operator.shards
+    shards = operator.shards
+    if paradigm.holds_tables_upstream:
+        shards *= operator.executors
     return replace(operator, executors=executors, cores=1, shards=shards)
 
 
 def _paced(tempo: Tempo, plan: Plan, paradigm: Paradigm) -> Tempo:
-    """The tempo of the executors, who may be so many that the driver would not keep up."""
+    """The tempo of the executors, slower where they are too many for the driver to keep up."""
     executors = sum(operator.executors for operator in plan.operators)
     paced = replace(tempo, measure_s=report_every_s(tempo.measure_s, executors))
-    if paradigm == "rc":  # each look at the balance is a report to the driver
+    if not paradigm.balances:
+        paced = replace(paced, balance_s=0.0)
+    elif paradigm.holds_tables_upstream:  # each look at the balance is a report to the driver
         paced = replace(paced, balance_s=report_every_s(tempo.balance_s, executors))
     return paced
 
@@ -86,7 +90,7 @@ class _Shared:
 
 
 class Blueprint:
-    """What the processes of one run are told."""
+    """Makes the specifications of one run's processes."""
 
     def __init__(
         self,
@@ -112,13 +116,13 @@ class Blueprint:
         self._shared: dict[str, _Shared] = {}
 
     def site(self, node: NodeId, life: int = 0) -> Site:
-        """A process on a node."""
+        """The site of a process on a node."""
         seen = self._hub.nodes[node]
         hub = self._hub
         return Site(self._run, node, seen.sockets, seen.host, hub.keys, hub.endpoint, life)
 
     def site_elsewhere(self, host: say.EndsHostUp, life: int = 0) -> Site:
-        """A process on no node."""
+        """The site of a process on no node."""
         name = NodeId(f"ends-{host.number}")
         hub = self._hub
         return Site(
@@ -126,7 +130,7 @@ class Blueprint:
         )
 
     def executor(self, who: Peer, placed: Placement, life: int = 0) -> say.StartExecutor:
-        """A main process, for the node that it is placed on."""
+        """The order to start a main process, for the node that it is placed on."""
         operator = self._plan.stage_of(who)
         assert isinstance(operator, OperatorPlan)  # the caller knows its executors
         shared = self._shared.get(operator.name)
@@ -142,7 +146,7 @@ class Blueprint:
             placed.cores,
             {node: seen.endpoint for node, seen in self._hub.nodes.items()},
             self.tempo,
-            Peer(operator.name) if self._paradigm == "rc" else who,
+            Peer(operator.name) if self._paradigm.shares_stores else who,
             None if self._keeping is None else self._keeping[operator.name],
         )
         payload = pickle.dumps(executor, pickle.HIGHEST_PROTOCOL)
@@ -215,7 +219,7 @@ class Blueprint:
             yield "sink", sink.name, make
 
     def _routes(self, stage: SourcePlan | OperatorPlan) -> tuple[Route, ...]:
-        """Where its stream goes."""
+        """The routes of a stage's stream."""
         stream = stage.schema if isinstance(stage, SourcePlan) else stage.output
         operators = {operator.name: operator for operator in self._plan.operators}
         routes = []
@@ -224,7 +228,7 @@ class Blueprint:
             if operator is None:
                 routes.append(Route(name, (), (Peer(name),)))
             else:
-                shards = operator.shards if self._paradigm == "rc" else 0
+                shards = operator.shards if self._paradigm.holds_tables_upstream else 0
                 read = operator.input.names
                 columns = None if read == stream.names else tuple(read)
                 peers = _peers(operator.processes)

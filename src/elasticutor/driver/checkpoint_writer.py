@@ -1,4 +1,4 @@
-"""The driver's clerk: a thread that writes a checkpoint, so that the driver's own never waits."""
+"""Writes a checkpoint in a thread of its own, so that the driver's loop never waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol.ids import Epoch, Peer
 from elasticutor.driver.checkpoints import release
-from elasticutor.driver.tries import with_patience
+from elasticutor.process.checkpoint_io import with_patience
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.state.checkpoint import Checkpoint, StateFile
 
@@ -29,7 +29,9 @@ class CheckpointWriter:
         self._checkpoint = checkpoint
         self._post = post
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="elasticutor-clerk", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="elasticutor-checkpoint", daemon=True
+        )
         self._tidier = threading.Thread(target=self._tidy, name="elasticutor-tidier", daemon=True)
         self._untidy = threading.Event()
         self._over = threading.Event()
@@ -43,7 +45,7 @@ class CheckpointWriter:
         notes: Mapping[Peer, Any],
         then: Callable[[Exception | None], None],
     ) -> None:
-        """Write a manifest; then tell, in the hub's thread, what kept it from being there."""
+        """Write a manifest; then pass the error, or None, to `then` in the driver's loop."""
         named = {str(who): note for who, note in notes.items()}
         commit = partial(self._checkpoint.commit, order.epoch, order.attempt, files, named)
         self._do(lambda: with_patience(commit), then)
@@ -93,7 +95,7 @@ class CheckpointWriter:
             log.warning("the lease of the checkpoint could not be renewed: %s", error)
 
     def _tidy(self) -> None:
-        """Folding takes long and nobody waits for it, so it has a thread of its own."""
+        """Fold in a thread of its own: it takes long, and nothing waits for it."""
         while True:
             self._untidy.wait()
             self._untidy.clear()

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import cloudpickle
 
 from elasticutor.operator import Operator
+from elasticutor.plan import OperatorPlan, Plan
 from elasticutor.process.specs import Keeping
 from elasticutor.schemas import to_arrow
 from elasticutor.state.checkpoint import Checkpoint, InUseError, Location, StateForm
 from elasticutor.state.checkpoint.opening import refuse_other
-from elasticutor.topology import OperatorPlan, Plan
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ def _reserve(location: Location, mine: _Held) -> None:
 
 
 def ends(checkpoint: Checkpoint) -> None:
-    """A run has ended: it will release its checkpoint soon, and whoever wants it may wait."""
+    """Note that a run has ended: it releases its checkpoint soon, and the next one may wait."""
     held = _OPEN.get(checkpoint.location.identity)
     if held is not None:
         held.ends = True

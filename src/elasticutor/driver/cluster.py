@@ -1,48 +1,45 @@
 """Clusters: nodes that offer cores, and the runs on them.
 
-`BaseCluster` is all of a cluster but how its processes come to be: `elasticutor.spark.Cluster` has
+`BaseCluster` is all of a cluster but the start of its processes: `elasticutor.spark.Cluster` has
 Spark host them, `elasticutor.driver.process_cluster.ProcessCluster` starts them on this machine.
 """
 
 from __future__ import annotations
 
-import getpass
 import logging
 import math
 import secrets
-import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from elasticutor.core.executor.config import BATCHES, LIVE, ExecutorConfig
-from elasticutor.core.paradigm import PARADIGMS, Paradigm
-from elasticutor.core.protocol.coordinator import Coordinator
-from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.paradigm import Paradigm, ParadigmName
+from elasticutor.core.protocol.ids import Peer
+from elasticutor.core.run.phases import RunPhase, Terms
 from elasticutor.core.scheduler.placement import place
 from elasticutor.driver.blueprint import Blueprint, in_paradigm
 from elasticutor.driver.checkpoints import keeping_of, opened, release
-from elasticutor.driver.hub import ClusterError, DriverLoop
-from elasticutor.driver.journal import Journal
-from elasticutor.driver.life.epochs import EpochDriver, RunEpochs
-from elasticutor.driver.life.phases import RunPhase, Terms
-from elasticutor.driver.life.supervisor import Supervisor
+from elasticutor.driver.cores import free_cores
+from elasticutor.driver.journal import Journal, path_of
+from elasticutor.driver.loop import ClusterError, DriverLoop
 from elasticutor.driver.queries.batch_driver import BatchDriver
-from elasticutor.driver.queries.reception import QueryDriver
+from elasticutor.driver.queries.query_driver import QueryDriver
 from elasticutor.driver.run import Run
 from elasticutor.driver.scheduling import CoreScheduler
+from elasticutor.driver.supervisor import Supervisor
 from elasticutor.errors import BadValueError
+from elasticutor.plan import Plan
 from elasticutor.process.hosting.hosts import Bootstrap
 from elasticutor.process.specs import Tempo
 from elasticutor.state.checkpoint import Checkpoint
-from elasticutor.topology import Plan, Topology
+from elasticutor.topology import Topology
 from elasticutor.transport.security import ClusterKeys
 
 log = logging.getLogger(__name__)
@@ -55,8 +52,8 @@ SCHEDULE_S = 1.0
 EPOCH_INTERVAL_S = 2.0
 """From one epoch to the next, unless a run has its own."""
 
-PATIENCE_S = 60.0
-"""How long an answer may take."""
+BALANCE_S, MEASURE_S, PATIENCE_S = astuple(Tempo())
+"""How often executors balance and measure, and how long an answer may take."""
 
 RESTARTS = 5
 """How often the same thing may fail without an epoch committed in between."""
@@ -64,40 +61,13 @@ RESTARTS = 5
 LATENCY_TARGET_S = 0.1
 """The mean latency that the scheduler keeps unless a run has its own."""
 
-_IN_A_QUERY = replace(BATCHES, chunk_s=0.1, window_s=0.2, moving_chunk_s=0.01)
+_IN_A_QUERY = replace(BATCHES, chunk_s=0.1, window_s=0.2, moving_chunk_s=0.01, outputs="return")
 """How the executors of a query work. One that works row by row can be interrupted in any chunk; so
 tiny ones while shards are about to leave cost CPU time (a chunk takes a millisecond of it in all
 processes), and only let a move of an operator that takes chunks as a whole begin sooner."""
 
 _LONG_S = 30.0
-"""Nodes that have lasted so long are started again at once when all are lost."""
-
-
-def free_cores(hub: DriverLoop, without: tuple[str, Peer] | None = None) -> dict[NodeId, int]:
-    """The cores of every node that no executor has; those of one executor may count as free."""
-    used: Counter[NodeId] = Counter()
-    for name, supervisor in hub.runs.items():
-        if supervisor.phase is not RunPhase.ENDED:
-            for who, cores in supervisor.cores.items():
-                if (name, who) != without:
-                    used.update(cores)
-    return {node: seen.cores - used[node] for node, seen in hub.nodes.items()}
-
-
-def spread_cores(cores: int, home: NodeId, free: Mapping[NodeId, int]) -> dict[NodeId, int]:
-    """So many cores: from the executor's own node first, then from where most are free."""
-    if type(cores) is not int or cores < 0:
-        raise BadValueError("cores", "be a whole number, or one for each node", cores)
-    left, wanted = Counter(dict(free)), Counter[NodeId]()
-    if cores > sum(free.values()):
-        raise BadValueError(
-            "cores", f"be at most the {sum(free.values())} that no other executor has", cores
-        )
-    for _ in range(cores):
-        node = home if left[home] > 0 else max(sorted(left), key=lambda name: left[name])
-        wanted[node] += 1
-        left[node] -= 1
-    return dict(wanted)
+"""Nodes that have lasted this long are started again at once when all are lost."""
 
 
 class BaseCluster(ABC):
@@ -122,7 +92,6 @@ class BaseCluster(ABC):
         self._nodes_at = -math.inf  # when all nodes were last lost
         self._nodes_pause_s = 0.0
         self._stopped = False
-        self._schedule_s = schedule_s
         self._scheduler: CoreScheduler | None = None
         address = self._hub.endpoint.tcp.rpartition(":")
         self._bootstrap = Bootstrap(
@@ -141,10 +110,10 @@ class BaseCluster(ABC):
 
     @abstractmethod
     def _start_nodes(self, generation: int = 0) -> None:
-        """Have the nodes hosted; does not wait for them.
+        """Start hosts of the nodes, without waiting for them.
 
         Args:
-            generation: How often they have all been lost: then others take their places.
+            generation: How often all nodes were lost; each generation has names of its own.
         """
 
     @abstractmethod
@@ -153,14 +122,14 @@ class BaseCluster(ABC):
 
     @abstractmethod
     def _start_ends(self, supervisor: Supervisor, numbers: Sequence[int]) -> None:
-        """Have hosts of these numbers for a run's sources and sinks; does not wait for them."""
+        """Start hosts of these numbers for a run's sources and sinks, without waiting for them."""
 
     @abstractmethod
     def _stop_hosts(self) -> None:
-        """Wait for the hosts to end, or make them; nothing may be left."""
+        """Wait for the hosts to end, and kill those that do not."""
 
     def _hosts_for(self, ends: int) -> int:
-        """How many hosts there should be for so many sources and sinks."""
+        """How many hosts this number of sources and sinks should have."""
         return 1
 
     # What a user does
@@ -181,7 +150,7 @@ class BaseCluster(ABC):
         return [
             Run(self._hub, supervisor)
             for supervisor in list(self._hub.runs.values())
-            if supervisor.phase is not RunPhase.ENDED
+            if not supervisor.is_over
         ]
 
     def submit(
@@ -189,9 +158,9 @@ class BaseCluster(ABC):
         topology: Topology,
         *,
         latency_target: float | None = LATENCY_TARGET_S,
-        paradigm: Paradigm = "elastic",
-        balance_s: float = 0.1,
-        measure_s: float = 0.25,
+        paradigm: ParadigmName = "elastic",
+        balance_s: float = BALANCE_S,
+        measure_s: float = MEASURE_S,
         config: ExecutorConfig | None = None,
         journal: str | Path | None = None,
         keep: bool = False,
@@ -214,8 +183,8 @@ class BaseCluster(ABC):
                 executors while all sources pause). In the last two an operator with `executors=e`
                 and `cores=c` has e * c executors.
             balance_s: How often each executor looks at the balance of its tasks; 0: never.
-            measure_s: How often everybody sends measurements, in seconds; executors send them less
-                often where there are more than 125, so that the driver keeps up.
+            measure_s: How often all participants send measurements, in seconds; executors send them
+                less often where there are more than 125, so that the driver keeps up.
             config: Settings of the executors, but for their number of shards.
             journal: The file for events; default: one in the directory for temporary files.
             keep: Keep the processes when the run is drained, so that state can be read.
@@ -226,36 +195,34 @@ class BaseCluster(ABC):
             epoch_interval: Seconds from the end of one epoch to that of the next.
             epoch: The epoch to go on from, if not the newest: after damage.
             restarts: How often the same part may be lost without an epoch committed in between.
-            patience_s: How long any answer may take before whoever owes it counts as lost.
+            patience_s: How long any answer may take before the part that owes it counts as lost.
             start_timeout_s: How long it may take to start.
 
         Raises:
-            BadValueError: The topology has a mistake, or wants more cores than are free and nobody
-                schedules them.
+            BadValueError: The topology has a mistake, or wants more cores than are free and none
+                are scheduled.
             CheckpointError: The checkpoint is damaged, does not fit the topology, or is in use.
             Exception: Whatever kept it from starting.
         """
-        if paradigm not in PARADIGMS:
-            raise BadValueError("paradigm", f"be one of {list(PARADIGMS)}", paradigm)
+        kind = Paradigm.named(paradigm)
         if latency_target is not None and not 0 < latency_target < math.inf:
             raise BadValueError("latency_target", "be seconds above 0, or None", latency_target)
-        plan = in_paradigm(topology.plan(), paradigm)
+        plan = in_paradigm(topology.plan(), kind)
         if balance_s < 0 or measure_s <= 0:
             raise BadValueError("intervals", "be positive", (balance_s, measure_s))
         for name, seconds in (("epoch_interval", epoch_interval), ("patience_s", patience_s)):
             if not 0 < seconds < math.inf:
                 raise BadValueError(name, "be seconds above 0", seconds)
-        if checkpoint is not None and paradigm == "rc":
+        if checkpoint is not None and kind.shares_stores:
             raise BadValueError(
-                "run in the paradigm 'rc'",
+                f"run in the paradigm {paradigm!r}",
                 "have no checkpoint: its executors share their stores",
                 str(checkpoint),
                 "use another paradigm",
             )
-        scheduled = paradigm in ("elastic", "naive")
         terms = Terms(
-            paradigm=paradigm,
-            latency_target=latency_target if scheduled and self._scheduler else None,
+            paradigm=kind,
+            latency_target=latency_target if kind.is_scheduled and self._scheduler else None,
             end_when_drained=not keep,
             start_timeout_s=start_timeout_s,
             epoch_interval_s=epoch_interval,
@@ -266,28 +233,15 @@ class BaseCluster(ABC):
         kept = None if checkpoint is None else opened(str(checkpoint), run, plan, epoch)
         ends = sum(source.tasks for source in plan.sources) + len(plan.sinks)
 
-        def epochs(supervisor: Supervisor) -> EpochDriver:
-            return EpochDriver(
-                self._hub,
-                Coordinator(supervisor.executors, supervisor.sources, supervisor.sinks),
-                supervisor,
-                supervisor.ask,
-                sources=supervisor.sources,
-                executors=supervisor.executors,
-                checkpoint=kept,
-                interval_s=epoch_interval,
-                patience_s=patience_s,
-            )
-
         return self._launch(
             run,
             plan,
             terms,
-            Tempo(0.0 if paradigm == "static" else balance_s, measure_s, patience_s),
+            Tempo(balance_s, measure_s, patience_s),
             config=config or LIVE,
             journal=journal,
             kept=kept,
-            epochs=epochs,
+            batches=None,
             hosts=self._hosts_for(ends),
         )
 
@@ -301,12 +255,7 @@ class BaseCluster(ABC):
         below: int = 1,
         goes_on: Callable[[], bool] = lambda: True,
         latency_target: float | None = None,
-        balance_s: float = 0.1,
-        measure_s: float = 0.25,
-        patience_s: float = PATIENCE_S,
-        start_timeout_s: float = START_TIMEOUT_S,
-        config: ExecutorConfig | None = None,
-        journal: str | Path | None = None,
+        balance_s: float = BALANCE_S,
     ) -> Run:
         """Start operators that a query feeds batch by batch; returns when they can be fed.
 
@@ -318,43 +267,37 @@ class BaseCluster(ABC):
             count: Says of a stage how many tasks it runs, and of how many partitions its data is;
                 called in a thread of its own.
             checkpoint: Where their state is made durable. None: every execution begins with none.
-            owner: Whose checkpoint it is: nobody else may go on from it.
+            owner: Whose checkpoint it is: no other owner may go on from it.
             below: The epoch that is to come next.
             goes_on: Says whether the query goes on. Another run that wants the checkpoint asks, in
                 its own thread; if the query has ended, it waits for the end of this run.
             latency_target: As of `submit`.
             balance_s: As of `submit`.
-            measure_s: As of `submit`.
-            patience_s: As of `submit`.
-            start_timeout_s: As of `submit`.
-            config: As of `submit`.
-            journal: As of `submit`.
 
         Raises:
             CheckpointError: The checkpoint is damaged, does not fit, or is in use.
             Exception: Whatever kept it from starting.
         """
         terms = Terms(
-            paradigm="elastic",
+            paradigm=Paradigm.ELASTIC,
             latency_target=latency_target if self._scheduler else None,
             end_when_drained=True,
-            start_timeout_s=start_timeout_s,
+            start_timeout_s=START_TIMEOUT_S,
             epoch_interval_s=EPOCH_INTERVAL_S,
-            patience_s=patience_s,
+            patience_s=PATIENCE_S,
             restarts=0,
         )
         if not self._hub.nodes and not self._stopped:  # those that were lost may be on their way
-            self._hub.await_nodes(1, start_timeout_s, self._why_not)
+            self._hub.await_nodes(1, START_TIMEOUT_S, self._why_not)
         run = self._next_run()
         plan = replace(plan, name=owner or plan.name)
         kept = None
         if checkpoint is not None:
             kept = opened(checkpoint, run, plan, below=below, goes_on=goes_on)
-        tempo = Tempo(balance_s, measure_s, patience_s)
-        config = replace(config or _IN_A_QUERY, outputs="return")
-        credit = config.min_credit_bytes
+        tempo = Tempo(balance_s)
+        credit = _IN_A_QUERY.min_credit_bytes
 
-        def epochs(supervisor: Supervisor) -> BatchDriver:
+        def batches(supervisor: Supervisor) -> BatchDriver:
             return BatchDriver(self._hub, supervisor, count, kept, tempo, credit)
 
         return self._launch(
@@ -362,16 +305,16 @@ class BaseCluster(ABC):
             plan,
             terms,
             tempo,
-            config=config,
-            journal=journal,
+            config=_IN_A_QUERY,
+            journal=None,
             kept=kept,
-            epochs=epochs,
+            batches=batches,
             hosts=0,
         )
 
     @property
     def hub(self) -> DriverLoop:
-        """The driver's end of it."""
+        """The driver's loop."""
         return self._hub
 
     @property
@@ -381,19 +324,19 @@ class BaseCluster(ABC):
 
     @property
     def stopped(self) -> bool:
-        """Whether it is over."""
+        """Whether it was stopped."""
         return self._stopped
 
     @property
     def receptions(self) -> list[QueryDriver]:
-        """Where the tasks of elastic DataFrames are received."""
+        """Those that serve elastic DataFrames."""
         return [one for one in list(self._hub.receptions.values()) if isinstance(one, QueryDriver)]
 
     def metrics(self) -> dict[str, Any]:
-        """How everything on the cluster is doing, as plain values.
+        """The figures of the cluster and its runs, as plain values.
 
         `nodes` and `freeCores` by node; `runs`, each with its topology or query, what was measured
-        lately, and for a query what came of its last batch.
+        lately, and the last batch of a query.
         """
         return {
             "nodes": self.nodes,
@@ -420,13 +363,12 @@ class BaseCluster(ABC):
         config: ExecutorConfig,
         journal: str | Path | None,
         kept: Checkpoint | None,
-        epochs: Callable[[Supervisor], RunEpochs],
+        batches: Callable[[Supervisor], BatchDriver] | None,
         hosts: int,
     ) -> Run:
-        """Start everybody, and wait until they run."""
+        """Start all participants, and wait until they run."""
         wants = [(Peer(who), op.cores) for op in plan.operators for who in op.processes]
-        path = Path(journal) if journal is not None else _journal_path(run)
-        paradigm = terms.paradigm
+        path = Path(journal) if journal is not None else path_of(run)
         # Operators of a query make do with what there is, scheduled or not.
         share = terms.latency_target is not None or not hosts
 
@@ -440,10 +382,11 @@ class BaseCluster(ABC):
                 plan,
                 placements,
                 terms,
-                blueprint=Blueprint(self._hub, run, plan, config, tempo, paradigm, keeping),
+                blueprint=Blueprint(self._hub, run, plan, config, tempo, terms.paradigm, keeping),
                 journal=Journal(path),
                 ends_hosts=hosts,
-                epochs=epochs,
+                checkpoint=kept,
+                batches=batches,
                 free_cores=lambda: free_cores(self._hub),
                 restart_hosts=self._restart_ends,
             )
@@ -468,7 +411,7 @@ class BaseCluster(ABC):
         return started
 
     def _all_nodes_lost(self, reason: str) -> None:
-        """Whatever hosts the nodes has ended; others take their places, if a run needs them.
+        """Drop all nodes, whose hosts have ended; start others if a run needs them.
 
         Called in any thread.
         """
@@ -491,12 +434,12 @@ class BaseCluster(ABC):
             self._hub.post(lose)
 
     def _restart_ends(self, supervisor: Supervisor, numbers: Sequence[int]) -> None:
-        """From the hub's thread, which must not wait for processes to start."""
+        """Start hosts in a thread: the driver's loop does not wait for processes to start."""
         start = partial(self._start_ends, supervisor, numbers)
         threading.Thread(target=start, name="hosts of sources and sinks", daemon=True).start()
 
     def stop(self) -> None:
-        """End all runs and nodes; once more does nothing."""
+        """End all runs and nodes; idempotent."""
         if self._stopped:
             return
         self._stopped = True
@@ -504,18 +447,15 @@ class BaseCluster(ABC):
             self._scheduler.close()
         try:
             for run in self.runs:
-                self._cancel(run)
+                try:
+                    run.cancel()
+                except (TimeoutError, ClusterError) as error:
+                    log.warning("a run did not end in time: %s", error)
         finally:
             try:
                 self._hub.close()
             finally:
                 self._stop_hosts()
-
-    def _cancel(self, run: Run) -> None:
-        try:
-            run.cancel()
-        except (TimeoutError, ClusterError) as error:
-            log.warning("a run did not end in time: %s", error)
 
     def __enter__(self) -> Self:
         return self
@@ -534,7 +474,7 @@ class BaseCluster(ABC):
 
 
 def _await_running(supervisor: Supervisor) -> None:
-    """Every phase has its own time-out in the supervisor, so this one always ends."""
+    """Wait until a run is up; every phase has a time-out of its own, so this always ends."""
     with supervisor.changed:
         while supervisor.phase is RunPhase.STARTING:
             supervisor.changed.wait(0.2)
@@ -542,9 +482,3 @@ def _await_running(supervisor: Supervisor) -> None:
             supervisor.changed.wait(0.2)
     if supervisor.error is not None:
         raise supervisor.error
-
-
-def _journal_path(run: str) -> Path:
-    base = Path(tempfile.gettempdir()) / f"elasticutor-journals-{getpass.getuser()}"
-    base.mkdir(mode=0o700, exist_ok=True)
-    return base / f"{run}.jsonl"

@@ -1,4 +1,4 @@
-"""Everything notable that happened in a run, in order, kept as JSON lines.
+"""The journal of a run: every notable event, in order, as JSON lines.
 
 Every event has `time` (seconds since 1970), `kind`, and what goes with that kind: its cause, how
 long it took and how many bytes it moved.
@@ -6,9 +6,11 @@ long it took and how many bytes it moved.
 
 from __future__ import annotations
 
+import getpass
 import json
 import logging
 import math
+import tempfile
 import threading
 import time
 from collections import deque
@@ -18,10 +20,17 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.ids import Peer
+from elasticutor.transport import messages as say
+
 log = logging.getLogger(__name__)
 
 MOST_EVENTS = 200_000
-"""So many are kept in memory, the newest ones; the file has all."""
+"""How many are kept in memory, the newest ones; the file has all."""
+
+REPORTS = (do.ReportMove, do.ReportSealed, do.ReportHotShards, say.MoveRefused)
+"""Reports that are for the record alone."""
 
 
 class Journal:
@@ -70,6 +79,60 @@ class Journal:
             if self._file is not None:
                 self._file.close()
                 self._file = None
+
+
+def note_report(journal: Journal, who: Peer, report: Any) -> None:
+    """Write what an executor has reported: one of `REPORTS`."""
+    match report:
+        case do.ReportMove():
+            journal.write(
+                "shard moved",
+                executor=who,
+                shard=report.shard,
+                source=report.source,
+                destination=report.destination,
+                remote=report.remote,
+                cause=report.cause,
+                sync_ms=round(report.sync_s * 1e3, 4),
+                migration_ms=round(report.migration_s * 1e3, 4),
+                bytes=report.copied + report.migrated,
+                bytes_held=report.migrated,
+            )
+        case do.ReportSealed():
+            journal.write(
+                "epoch sealed",
+                executor=who,
+                epoch=report.epoch,
+                align_ms=round(report.align_s * 1e3, 4),
+                flush_ms=round(report.flush_s * 1e3, 4),
+                pause_ms=round(report.pause_s * 1e3, 4),
+            )
+        case do.ReportHotShards(shards):
+            journal.write("hot shards", executor=who, shards=list(shards))
+        case say.MoveRefused():
+            journal.write(
+                "move refused", executor=who, shard=report.shard, cause="asked", reason=report.why
+            )
+
+
+def note_staff(journal: Journal, message: say.Staff) -> None:
+    """Write that a task has come or gone."""
+    if message.cause:
+        kind = "core granted" if message.cause.endswith("started") else "core taken"
+        journal.write(
+            kind,
+            executor=message.who,
+            cause=message.cause,
+            cores=len(message.tasks),
+            seconds=round(message.seconds, 6),
+        )
+
+
+def path_of(run: str) -> Path:
+    """Where a run's events go unless its user names a file."""
+    base = Path(tempfile.gettempdir()) / f"elasticutor-journals-{getpass.getuser()}"
+    base.mkdir(mode=0o700, exist_ok=True)
+    return base / f"{run}.jsonl"
 
 
 def _plain(value: Any) -> Any:

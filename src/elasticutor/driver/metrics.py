@@ -1,4 +1,4 @@
-"""What a run measures, as the driver adds it up: the last moments, the totals, and a timeline."""
+"""Adds up what a run measures: the last moments, the totals, and a timeline."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class RunMetrics:
-    """How a run is doing: over the last second or so, and in all."""
+    """The figures of a run: over the last second or so, and in all."""
 
     seconds: float
     """Since the run began, or since the totals were last reset."""
@@ -132,12 +132,12 @@ class RunLedger:
         self._sinks: dict[Peer, _Recent] = {}
 
     def reset(self) -> None:
-        """Begin the totals anew, after a warm-up for instance."""
+        """Reset the totals, after a warm-up for instance."""
         with self._lock:
             self._start()
 
     def executor(self, message: say.Measured) -> None:
-        """An executor's interval."""
+        """Add an executor's interval."""
         with self._lock:
             who = message.who
             self._last[who] = message.metrics
@@ -156,19 +156,19 @@ class RunLedger:
         self._totals[who] = self._totals[who].then_all(self._fresh.pop(who))
 
     def staff(self, message: say.Staff) -> None:
-        """An executor's tasks have changed."""
+        """Note that an executor's tasks have changed."""
         with self._lock:
             self._tasks[message.who] = message.tasks
 
     def source(self, message: say.SourceMeasured) -> None:
-        """A source's interval."""
+        """Add a source's interval."""
         with self._lock:
             self._rows_in += message.rows
             recent = self._sources.setdefault(message.who, _Recent())
             recent.add(message.seconds, message.rows, message.behind_s)
 
     def sink(self, message: say.SinkMeasured) -> None:
-        """A sink's interval."""
+        """Add a sink's interval."""
         with self._lock:
             self._rows_out += message.rows
             self._latency.merge(message.latency)
@@ -178,12 +178,12 @@ class RunLedger:
             self.timeline.append(Moment(time.time(), message.seconds, message.rows, p50, p99))
 
     def tasks(self, who: Peer) -> Mapping[TaskId, say.TaskSeen]:
-        """The tasks of an executor as they were last told."""
+        """The tasks of an executor by its last report."""
         with self._lock:
             return self._tasks.get(who, {})
 
     def metrics(self) -> RunMetrics:
-        """How it stands now."""
+        """The figures as of now."""
         with self._lock:
             for who in tuple(self._fresh):
                 self._add_up(who)

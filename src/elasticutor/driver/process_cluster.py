@@ -12,7 +12,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from elasticutor.driver.cluster import SCHEDULE_S, START_TIMEOUT_S, BaseCluster
-from elasticutor.driver.life.supervisor import Supervisor
+from elasticutor.driver.supervisor import Supervisor
 from elasticutor.process.failures import described_end
 from elasticutor.process.hosting.hosts import NodesWanted, host_ends, host_nodes
 
@@ -83,7 +83,7 @@ class _Host:
     """A host as a process of this machine, and a thread that waits for its end.
 
     Args:
-        ended: Told how it ended, in words; called in that thread.
+        ended: Called in that thread with how it ended, in words.
         target: What it does there, with
         args: these arguments.
     """
@@ -111,12 +111,12 @@ class _Host:
         return self._process.pid
 
     def join(self, timeout_s: float) -> bool:
-        """Wait for its end; says whether it has come."""
+        """Wait for its end; returns whether it has come."""
         self._thread.join(max(0.1, timeout_s))
         return not self._thread.is_alive()
 
     def finish(self) -> None:
-        """It should end by itself now; should it not, it is killed. Returns at once."""
+        """Let it end by itself, and kill it if it does not; returns at once."""
 
         def see_to_it() -> None:
             if not self.join(_END_S):

@@ -1,4 +1,4 @@
-"""Leading an operator's shards from executor to executor, in the resource-centric paradigm.
+"""Leads an operator's shards from executor to executor, in the resource-centric paradigm.
 
 The protocol is `core.protocol.repartition`; this carries its messages, between the driver, the
 sources, the executors and the nodes that keep the operator's shared stores.
@@ -16,11 +16,11 @@ from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol import repartition as rc
 from elasticutor.core.protocol.ids import NodeId, Peer, ShardId
-from elasticutor.driver.life.timeouts import Timeouts
+from elasticutor.core.run.timeouts import Timeouts
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
-    from elasticutor.driver.life.supervisor import Supervisor
+    from elasticutor.driver.supervisor import Supervisor
 
 ROUND_S = 30.0
 """How long a round may take before executors are asked why, and the run is given up."""
@@ -74,11 +74,11 @@ class Lead:
         return self._core.step is not rc.Step.IDLE
 
     def loads(self, message: say.ShardLoadsMeasured) -> None:
-        """An executor has said how much each shard is to do."""
+        """Note how much each shard of an executor has to do."""
         self._loads[message.who] = message.loads
 
     def tick(self, *, may_begin: bool) -> None:
-        """Start a round if one is needed and may be; nobody may be waited for without end."""
+        """Start a round if one is needed and may be; ask why if one takes too long."""
         now = time.monotonic()
         self._lateness.look(now, self._core.round, lambda: self._core.missing, self._waiting_for)
         if may_begin and not self.busy and len(self._loads) == len(self._core.executors):
@@ -86,14 +86,14 @@ class Lead:
             self._enact(self._core.balance(loads, now))
 
     def move(self, owners: Mapping[ShardId, int]) -> None:
-        """Give shards to executors, by number; for whoever wants to see it happen."""
+        """Give shards to executors, by number."""
         self._enact(self._core.move(owners, time.monotonic()))
 
     def _waiting_for(self) -> list[str]:
         return [f"shards of {self.operator}, {words}" for words in self._core.waiting_for()]
 
     def take(self, what: Any) -> None:
-        """An answer of a source, an executor or a node."""
+        """Take an answer of a source, an executor or a node."""
         self._enact(self._core.handle(what, time.monotonic()))
 
     def _enact(self, orders: Sequence[rc.Order]) -> None:
@@ -135,7 +135,7 @@ class Leads:
         send: Callable[[str, Any], None],
         send_node: Callable[[NodeId, Any], None],
     ) -> None:
-        operators = run.plan.operators if run.paradigm == "rc" else ()
+        operators = run.plan.operators if run.paradigm.holds_tables_upstream else ()
         self._leads = {
             operator.name: Lead(
                 run,
@@ -158,16 +158,16 @@ class Leads:
         return any(lead.busy for lead in self._leads.values())
 
     def tick(self, *, may_begin: bool) -> None:
-        """Let every one look at the clock."""
+        """Let each lead look at the clock."""
         for lead in self._leads.values():
             lead.tick(may_begin=may_begin)
 
     def loads(self, message: say.ShardLoadsMeasured) -> None:
-        """An executor has said how much each shard is to do."""
+        """Note how much each shard of an executor has to do."""
         self._leads[message.who.rpartition(".")[0]].loads(message)
 
     def take(self, who: Peer, what: Any) -> None:
-        """An answer of a source, an executor or a node, to whoever leads what it is about."""
+        """Hand an answer of a source, an executor or a node to the lead of its operator."""
         named = getattr(what, "operator", "") or who
         lead = self._leads.get(named) or self._leads[who.rpartition(".")[0]]
         lead.take(what)

@@ -12,13 +12,15 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from elasticutor.core.executor.tasks import core_changes
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol.ids import NodeId, Peer, ShardId, TaskId
-from elasticutor.driver.hub import ClusterError, DriverLoop
-from elasticutor.driver.life.phases import RunError, RunPhase
-from elasticutor.driver.life.supervisor import Supervisor
+from elasticutor.core.run.phases import RunError, RunPhase
+from elasticutor.driver.cores import free_cores, spread_cores
+from elasticutor.driver.loop import ClusterError, DriverLoop
 from elasticutor.driver.metrics import Moment, RunMetrics
 from elasticutor.driver.queries.batch_driver import BatchDriver
+from elasticutor.driver.supervisor import Supervisor
 from elasticutor.errors import BadValueError
 from elasticutor.state.codec import decode, decode_key
 from elasticutor.transport import messages as say
@@ -42,7 +44,7 @@ class Run:
 
     @property
     def supervisor(self) -> Supervisor:
-        """The driver's side of it; for the hub's thread."""
+        """The driver's side of it; for the driver's loop."""
         return self._supervisor
 
     @property
@@ -62,9 +64,9 @@ class Run:
         return self._supervisor.ledger.metrics()
 
     def as_dict(self) -> dict[str, Any]:
-        """What it is, how it is doing, and of a query what came of its last batch: plain values."""
+        """Its name, its figures, and the last batch of a query, as plain values."""
         supervisor = self._supervisor
-        told: dict[str, Any] = {
+        figures: dict[str, Any] = {
             "name": supervisor.plan.name,
             "phase": self.phase,
             "cores": {who: sum(cores.values()) for who, cores in supervisor.cores.items()},
@@ -72,11 +74,11 @@ class Run:
         }
         if isinstance(supervisor.epochs, BatchDriver):
             reports = supervisor.epochs.reporter.reports
-            told["lastBatch"] = reports[-1].as_dict() if reports else None
-        return told
+            figures["lastBatch"] = reports[-1].as_dict() if reports else None
+        return figures
 
     def reset_metrics(self) -> None:
-        """Begin the totals anew, after a warm-up for instance."""
+        """Reset the totals, after a warm-up for instance."""
         self._supervisor.ledger.reset()
 
     def timeline(self) -> list[Moment]:
@@ -107,7 +109,7 @@ class Run:
             raise BadValueError("run", "be drained", supervisor.phase.value, hint)
         found: dict[Any, Any] = {}
         stores = self._executors_of(operator)
-        if supervisor.paradigm == "rc":
+        if supervisor.paradigm.shares_stores:
             stores = (Peer(operator),)
         for who in stores:
             self._asks += 1
@@ -143,7 +145,7 @@ class Run:
         wait: bool = True,
         timeout_s: float = 30.0,
     ) -> None:
-        """Let an executor have so many cores, while it runs; the scheduler leaves it alone then.
+        """Give an executor these cores while it runs; the scheduler leaves it alone then.
 
         Args:
             operator: The operator's name.
@@ -172,16 +174,13 @@ class Run:
             self._await(there, timeout_s, f"{who} to have the cores {dict(enough)}")
 
     def _change_cores(self, who: Peer, cores: int | Mapping[str, int]) -> dict[NodeId, int]:
-        """In the hub's thread, where nobody else changes cores meanwhile."""
-        from elasticutor.core.executor.cores import core_changes
-        from elasticutor.driver.cluster import free_cores, spread_cores
-
+        """Check and send them; in the driver's loop, so that no other cores change meanwhile."""
         supervisor = self._supervisor
         if supervisor.phase is not RunPhase.RUNNING:
             raise RunError(f"run {self.id}", "be running", f"is {supervisor.phase.value}")
-        if supervisor.paradigm in ("static", "rc"):
+        if not supervisor.paradigm.is_scheduled:
             raise BadValueError(
-                f"paradigm of run {self.id}", "be elastic or naive", supervisor.paradigm
+                f"paradigm of run {self.id}", "be elastic or naive", supervisor.paradigm.value
             )
         free = free_cores(self._hub, without=(supervisor.run, who))
         if isinstance(cores, Mapping):
@@ -199,9 +198,7 @@ class Run:
                     count,
                     "take cores from another executor first, or give the cluster more",
                 )
-        supervisor.by_hand.add(who)
-        supervisor.recovery.want(who, sum(wanted.values()))
-        supervisor.set_cores(who, wanted)
+        supervisor.set_cores(who, wanted, by_hand=True)
         return wanted
 
     def release_cores(self, operator: str, executor: int) -> None:
@@ -210,7 +207,7 @@ class Run:
         self._hub.call(lambda: self._supervisor.by_hand.discard(who))
 
     def move(self, operator: str, executor: int, shard: int, task: int) -> None:
-        """Ask for a shard to be moved to a task; `events("shard moved")` tells when it is there.
+        """Ask for a shard to be moved to a task; `events("shard moved")` shows when it is there.
 
         Nothing comes of it if the shard is on the move, or if the node that it should go to has
         not yet dropped the copy that it had before; then ask again.
@@ -251,7 +248,7 @@ class Run:
         self._raise()
 
     def drain(self, timeout_s: float = 60.0) -> None:
-        """Let the sources stop, and wait until all that they have sent is processed.
+        """Stop the sources, and wait until all that they have sent is processed.
 
         With `keep=True` the processes stay, and `state` can be read; otherwise the run ends.
         """
@@ -265,7 +262,7 @@ class Run:
         self._raise()
 
     def stop(self, timeout_s: float = 60.0) -> None:
-        """Drain, and end every process of the run; once more does nothing.
+        """Drain, and end every process of the run; idempotent.
 
         Raises:
             Exception: Whatever had made the run fail before.
@@ -304,7 +301,7 @@ class Run:
         else:
             self.cancel()
 
-    # Odds and ends
+    # Waiting
 
     def _raise(self) -> None:
         if self._supervisor.error is not None:
@@ -329,7 +326,7 @@ class Run:
         raise TimeoutError(f"waited {timeout_s:g} s for {what}; {supervisor.phase.value}\n{waits}")
 
     def _explained(self) -> Iterator[str]:
-        """Why it takes so long: asks every executor, and does not wait long for the answers."""
+        """Ask every executor what it waits for; answers that take long are left out."""
         supervisor = self._supervisor
         executors = list(supervisor.cores)
         yield from supervisor.epochs.waiting_for()

@@ -1,7 +1,7 @@
-"""The scheduler at work: a thread on the driver that looks, decides, and has cores handed out.
+"""Drives the scheduler: a thread on the driver that looks, decides, and hands cores out.
 
-It decides nothing itself: `core.scheduler.scheduler` makes the plan of what the hub's thread has
-seen. A plan is carried out in the hub's thread, cores that are given up first, and those that are
+It decides nothing itself: `core.scheduler.scheduler` makes the plan of what the driver's loop has
+seen. A plan is carried out in that loop, cores that are given up first, and those that are
 granted when they are really free. One that is overtaken by events (an executor's cores were set by
 hand, a run or a node is gone) is dropped as a whole before it begins, and abandoned where it stands
 after that: every executor then has the cores that its supervisor says it has.
@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING
 
 from elasticutor.core.measure.measurements import ExecutorSeen, SourceSeen, TopologySeen
 from elasticutor.core.measure.metrics import ExecutorMetrics
+from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.plan_execution import GRANT_S, CoresInUse, PlanExecution
 from elasticutor.core.scheduler.scheduler import LOOK_S, CorePlan, Scheduler, SchedulerConfig
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import DriverLoop
-    from elasticutor.driver.life.supervisor import Supervisor
+    from elasticutor.driver.loop import DriverLoop
+    from elasticutor.driver.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -46,17 +47,17 @@ class Interval:
         self._sources: dict[Peer, list[say.SourceMeasured]] = {}
 
     def executor(self, message: say.Measured) -> None:
-        """An executor's measurement."""
+        """Add an executor's measurement."""
         before = self._executors.get(message.who)
         metrics = message.metrics
         self._executors[message.who] = metrics if before is None else before.then(metrics)
 
     def source(self, message: say.SourceMeasured) -> None:
-        """A source task's."""
+        """Add a source task's measurement."""
         self._sources.setdefault(message.who, []).append(message)
 
     def complete(self, executors: Sequence[Peer], sources: Sequence[Peer]) -> bool:
-        """Whether everybody has been heard of, for long enough to say something."""
+        """Whether all participants were measured, for long enough to go by."""
         return (
             self._executors.keys() >= set(executors)
             and self._sources.keys() >= set(sources)
@@ -64,7 +65,7 @@ class Interval:
         )
 
     def take(self) -> tuple[dict[Peer, ExecutorMetrics], list[SourceSeen]]:
-        """Everything; counting starts anew."""
+        """Everything since the last call."""
         sources = []
         for who, said in self._sources.items():
             seconds = sum(message.seconds for message in said)
@@ -99,14 +100,14 @@ class _Carrying:
     version: int
     """The hub's `cores_version` up to which `in_use` was counted."""
     recount_at: float
-    """When to count all executors again, whether or not any has said something."""
+    """When to count all executors again, with or without news of them."""
 
 
 class CoreScheduler:
     """The scheduler of one cluster, for all of its runs.
 
     Args:
-        hub: Whose runs and nodes.
+        hub: The driver's loop, with all runs and nodes.
         interval_s: How often it may make a change that can wait.
     """
 
@@ -114,8 +115,11 @@ class CoreScheduler:
         self._hub = hub
         self._interval_s = interval_s
         self._schedulers = {
-            name: Scheduler(SchedulerConfig(interval_s=interval_s, naive=name == "naive"))
-            for name in ("elastic", "naive")
+            paradigm: Scheduler(
+                SchedulerConfig(interval_s=interval_s, naive=paradigm.assigns_naively)
+            )
+            for paradigm in Paradigm
+            if paradigm.is_scheduled
         }
         self._carrying: _Carrying | None = None
         self._over = threading.Event()
@@ -124,22 +128,22 @@ class CoreScheduler:
         self._thread.start()
 
     def close(self) -> None:
-        """Decide nothing more."""
+        """Stop deciding; a plan under way stays where it is."""
         self._over.set()
         self._thread.join(5.0)
 
     def _run(self) -> None:
         look_s = min(LOOK_S, self._interval_s)
         while not self._over.wait(look_s):
-            for name, scheduler in self._schedulers.items():
+            for paradigm, scheduler in self._schedulers.items():
                 try:
-                    self._round(name, scheduler)
+                    self._round(paradigm, scheduler)
                 except Exception:
                     if not self._over.is_set() and not self._hub.over:
                         log.exception("a round of the scheduler has failed")
 
-    def _round(self, name: str, scheduler: Scheduler) -> None:
-        seen = self._hub.call(lambda: self._look(name))
+    def _round(self, paradigm: Paradigm, scheduler: Scheduler) -> None:
+        seen = self._hub.call(lambda: self._look(paradigm))
         if seen is None:
             return
         nodes, topologies = seen
@@ -154,17 +158,17 @@ class CoreScheduler:
 
     # In the hub's thread
 
-    def _scheduled(self, name: str) -> list[Supervisor]:
+    def _scheduled(self, paradigm: Paradigm) -> list[Supervisor]:
         return [
             run
             for run in self._hub.runs.values()
-            if run.paradigm == name and run.latency_target is not None and run.has_settled
+            if run.paradigm is paradigm and run.latency_target is not None and run.has_settled
         ]
 
-    def _look(self, name: str) -> tuple[dict[NodeId, int], list[TopologySeen]] | None:
+    def _look(self, paradigm: Paradigm) -> tuple[dict[NodeId, int], list[TopologySeen]] | None:
         """The nodes with the cores that may be dealt out, and what was measured; None: not yet."""
-        self._go_on()  # also when nobody says anything: a plan must not wait without end
-        runs = self._scheduled(name)
+        self._go_on()  # also without news: a plan must not wait without end
+        runs = self._scheduled(paradigm)
         if self._carrying is not None or not runs:
             return None
         if not all(run.interval.complete(run.executors, run.sources) for run in runs):
@@ -311,9 +315,9 @@ class CoreScheduler:
                 self._count(carrying, name, who)
                 carrying.version = self._hub.cores_version
 
-    def _promised(self, whom: Sequence[Peer]) -> dict[Peer, Mapping[NodeId, int]]:
-        """What executors have been told to have."""
-        parts = ((named, *_parts(named)) for named in whom)
+    def _promised(self, names: Sequence[Peer]) -> dict[Peer, Mapping[NodeId, int]]:
+        """The cores that executors were ordered to have."""
+        parts = ((named, *_parts(named)) for named in names)
         return {named: self._hub.runs[name].cores[who] for named, name, who in parts}
 
     def _in_use(self, shared: frozenset[Peer]) -> CoresInUse:

@@ -8,11 +8,15 @@ what follows when the round ends (`Mailbox.gathering`); it never waits for what 
 from __future__ import annotations
 
 import heapq
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from elasticutor.transport.mailbox import Mailbox
+from elasticutor.core.protocol.ids import Peer
+from elasticutor.process.specs import Site
+from elasticutor.transport import messages as say
+from elasticutor.transport.mailbox import DRIVER, Mailbox
 
 _LONGEST_WAIT_S = 5.0
 
@@ -87,3 +91,29 @@ class Actor:
                     self._timers, (time.monotonic() + seconds, number, seconds, function)
                 )
                 function()
+
+
+class Participant(Actor):
+    """A process that takes part in a run: the driver knows where it is, and hears what it says.
+
+    Args:
+        mail: How it is reached.
+        role: What it is, for the log.
+        site: The run, and where the process is.
+        who: Its name in the run.
+    """
+
+    def __init__(self, mail: Mailbox, role: str, site: Site, who: Peer) -> None:
+        super().__init__(mail, role)
+        self._site = site
+        self._who = who
+
+    def register(self) -> None:
+        """Tell the driver where this process is."""
+        site, endpoint = self._site, self._mail.endpoint
+        where = say.Registered(site.run, self._who, endpoint, os.getpid(), site.life)
+        self._mail.send(DRIVER, where)
+
+    def report(self, what: Any) -> None:
+        """Tell the driver what has happened."""
+        self._mail.send(DRIVER, say.Said(self._site.run, self._who, what))

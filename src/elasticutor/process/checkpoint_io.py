@@ -1,4 +1,4 @@
-"""A node's way to checkpoints: increments are written and shards read beside its event loop.
+"""Writes increments and reads shards of checkpoints, beside a node's event loop.
 
 Whatever takes long happens in threads; what they have done is handed back to the node's own thread,
 which is woken up for it.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +17,6 @@ from typing import Any, TypeVar
 
 from elasticutor.core.protocol.ids import Epoch, NodeId, ShardId
 from elasticutor.core.protocol.keeper import ReadShard, WriteIncrement
-from elasticutor.driver.tries import with_patience
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.process.specs import Keeping
 from elasticutor.state.checkpoint import (
@@ -24,6 +24,7 @@ from elasticutor.state.checkpoint import (
     Restorer,
     StateFile,
     StateForm,
+    StorageError,
     write_increment,
 )
 from elasticutor.state.levels import Records
@@ -32,9 +33,29 @@ T = TypeVar("T")
 
 _THREADS = 4
 _MOST_INLINE = 16 << 10
-"""An increment of up to so many bytes travels with the manifest: one durable write, not two."""
+"""The largest increment in bytes that travels with the manifest: one durable write, not two."""
 _ALL_INLINE = 64 << 10
-"""And those of all executors of an operator together up to so many."""
+"""The most that those of all executors of an operator may be together."""
+_PAUSES_S = (0.1, 0.5, 2.0)
+"""Before each further try where storage refuses."""
+
+
+def with_patience(work: Callable[[], T]) -> T:
+    """Do some work, up to four times if storage refuses it; for threads that may wait.
+
+    Raises:
+        StorageError: It has refused each time.
+
+    Example:
+        >>> with_patience(lambda: "written")
+        'written'
+    """
+    for pause_s in _PAUSES_S:
+        try:
+            return work()
+        except StorageError:
+            time.sleep(pause_s)
+    return work()
 
 
 @lru_cache(maxsize=16)
@@ -71,7 +92,7 @@ class CheckpointIo:
         increment: WriteIncrement,
         then: Callable[[StateFile | Exception | None], None],
     ) -> None:
-        """Make an increment durable, then tell which file has it, or why it could not be."""
+        """Make an increment durable, then pass its file, or the error, to `then`."""
         self._do(partial(self._written, keeping, who, increment), then)
 
     def _written(self, keeping: Keeping, who: str, increment: WriteIncrement) -> StateFile | None:
@@ -112,7 +133,7 @@ class CheckpointIo:
         return with_patience(load)
 
     def _on_loaded(self, restoring: _Restoring, found: Restorer | Exception) -> None:
-        if self._restorers.get(restoring.key) is restoring:  # somebody still wants it
+        if self._restorers.get(restoring.key) is restoring:  # it is still wanted
             restoring.found = found
             self._ready.append(restoring)
 
@@ -135,7 +156,7 @@ class CheckpointIo:
         restoring.then(read, found)
 
     def forget(self, store: Hashable) -> None:
-        """Nobody wants anything of this store any more."""
+        """Drop what was to be read for this store."""
         for key in [key for key in self._restorers if key[0] == store]:  # type: ignore[index]
             gone = self._restorers.pop(key)
             if gone in self._ready:
@@ -153,7 +174,7 @@ class CheckpointIo:
             os.write(self._writing, b"!")
 
     def take(self) -> None:
-        """Tell of everything that was done, in the thread that calls this."""
+        """Hand back all that was done, in the calling thread."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._reading, 4096)
         while self._done:

@@ -1,4 +1,4 @@
-"""The chunks that a main process hands to its tasks, put together from what upstreams have sent."""
+"""Puts chunks for tasks together from what upstreams have sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the machine's CPU time is idle."""
+"""Measures the share of the machine's CPU time that is idle."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class IdleShare:
             return None
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,9 +1,9 @@
-"""What a task of a query does: it sends its rows to the executors, and takes their outputs back.
+"""A task of a query: sends its rows to the executors, and takes their outputs back.
 
 It is an upstream that lives as long as its partition of its batch. Everything happens in the one
-thread in which rows are asked for: while it waits for credit it takes outputs, and while somebody
-else has its time (who makes rows, or who takes outputs) the executors keep what is for it, at the
-cost of nobody else. A ring of tasks that wait for each other cannot form, because all outputs of
+thread in which rows are asked for: while it waits for credit it takes outputs, and while the source
+of its rows or the taker of its outputs has its time, the executors keep what is for it, at no
+cost for others. A ring of tasks that wait for each other cannot form, because all outputs of
 an operator go through an exchange before the next one sees any.
 """
 
@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from elasticutor.core.executor.flow import Emitter, InputCredits
+from elasticutor.core.executor.credits import InputCredits
+from elasticutor.core.executor.emitter import Emitter
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.batches import Ingress
 from elasticutor.core.protocol.events import Output
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.errors import ElasticutorError
-from elasticutor.process.batch_errors import unpickled
+from elasticutor.process.failures import SilentDriverError, unpickled
 from elasticutor.process.hosting.hosts import SILENCE_S, Bootstrap, home
 from elasticutor.process.routes import Router
 from elasticutor.process.slices import ask_for_short_slices
@@ -41,7 +41,7 @@ from elasticutor.transport.packets import Packet, born
 from elasticutor.transport.row_packets import RowPacket
 
 if TYPE_CHECKING:
-    from elasticutor.topology import Plan
+    from elasticutor.plan import Plan
 
 _TICK_S = 0.5
 _YIELD_ROWS = 10_000
@@ -66,7 +66,7 @@ _WORTH_PAUSING_S = 0.001
 
 @dataclass(frozen=True)
 class Feed:
-    """What the tasks of an elastic DataFrame need to know; it travels with the query's plan."""
+    """What the tasks of an elastic DataFrame need; it travels with the query's plan."""
 
     bootstrap: Bootstrap
     frame: str
@@ -94,47 +94,47 @@ class Feed:
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Send a partition, and yield what is made of it, with the name of the operator.
 
-        Returns only when all that it has sent is safe, as far as that is its business.
+        Returns only when the driver lets it leave: all that it has sent is safe.
 
         Raises:
             ElasticutorError: An operator has failed, something was lost, or the task may not send.
         """
         self.bootstrap.require_version()
-        station = Station.of(self.bootstrap)
-        station.ask(self.frame, query, group, task)
+        connection = Connection.of(self.bootstrap)
+        connection.ask(self.frame, query, group, task)
         cut = map(_Cutter(self.routes), batches)
         ahead: list[_Cut] = []
-        while (admitted := station.admitted(task)) is None:
+        while (admitted := connection.admitted(task)) is None:
             if sum(one.size for one in ahead) >= _AHEAD_BYTES:
-                station.wait()
+                connection.wait()
             elif (one := next(cut, None)) is None:
                 break
             else:
                 ahead.append(one)
-                station.wait_again()
-        admitted = admitted or station.await_admission(task)
-        yield from _Visit(self, station, task, admitted).run(chain(ahead, cut))
+                connection.wait_again()
+        admitted = admitted or connection.await_admission(task)
+        yield from _PartitionFeed(self, connection, task, admitted).run(chain(ahead, cut))
 
 
-class Station:
-    """This process's mail with one cluster; it stays from task to task."""
+class Connection:
+    """This process's connection with one cluster; it stays from task to task."""
 
-    _OPEN: dict[str, Station] = {}  # noqa: RUF012 - one per process and cluster, on purpose
+    _OPEN: dict[str, Connection] = {}  # noqa: RUF012 - one per process and cluster, on purpose
 
     def __init__(self, bootstrap: Bootstrap) -> None:
         ask_for_short_slices()  # the executors' tasks have nothing to do until this one is run
         self._bootstrap = bootstrap
         self._pid = os.getpid()
         self._host = advertised_host(bootstrap.address)
-        # Of a name of its own: who keeps a connection to another process that had its port, does
-        # not take it for this one's.
+        # Of a name of its own: a peer that keeps a connection to another process that had its port
+        # does not take it for this one's.
         self.driver = self._mail(NodeId(f"ingress-{secrets.token_hex(4)}"), "")
         self._mails: dict[tuple[str, str], Mailbox] = {}
         self._heard_at = 0.0
 
     @classmethod
-    def of(cls, bootstrap: Bootstrap) -> Station:
-        """The one of this process."""
+    def of(cls, bootstrap: Bootstrap) -> Connection:
+        """The connection of this process."""
         found = cls._OPEN.get(bootstrap.cluster)
         if found is None or found._pid != os.getpid():
             found = cls._OPEN[bootstrap.cluster] = cls(bootstrap)
@@ -148,7 +148,7 @@ class Station:
 
     def _mail(self, node: NodeId, sockets: str) -> Mailbox:
         links = Links(node, self._bootstrap.keys, ipc_dir=sockets or None, host=self._host)
-        mail = Mailbox(links, f"ingress-{os.getpid()}")
+        mail = Mailbox.of(links, f"ingress-{os.getpid()}")
         mail.know(DRIVER, self._bootstrap.driver)
         return mail
 
@@ -162,13 +162,13 @@ class Station:
         return self._mails[node, sockets]
 
     def ask(self, frame: str, query: str, group: str, task: Ingress) -> None:
-        """Ask to be let in."""
+        """Ask the driver to admit a task."""
         self.wait_again()
         message = say.Arrive(frame, query, group, task, self.driver.endpoint, home())
         self.driver.send(DRIVER, message)
 
     def admitted(self, task: Ingress) -> say.Admitted | None:
-        """The answer to that, if it is here."""
+        """The admission of a task, if it is here."""
         self.driver.wait(0.0)
         for answer in self.answers(task):
             if isinstance(answer, say.Admitted):
@@ -176,21 +176,21 @@ class Station:
         return None
 
     def await_admission(self, task: Ingress) -> say.Admitted:
-        """Wait for that answer."""
+        """Wait for the admission of a task."""
         while (answer := self.admitted(task)) is None:
             self.wait()
         return answer
 
     def wait(self) -> None:
-        """Wait for a word of the driver; not without end."""
+        """Wait for a message from the driver, for a moment."""
         self.driver.wait(_TICK_S)
 
     def wait_again(self) -> None:
-        """From now on the driver's silence counts: before, nobody has listened."""
+        """Count the driver's silence from now on: before, nothing was read."""
         self._heard_at = time.monotonic()
 
     def answers(self, task: Ingress) -> Iterator[say.Admitted | say.Left]:
-        """What the driver has said to a task; raises what it was refused for."""
+        """The driver's answers to a task; raises the reason if it was refused."""
         for message in self.driver.receive():
             self._heard_at = time.monotonic()
             match message:
@@ -203,9 +203,7 @@ class Station:
                 case _:
                     pass  # for a task that this process has had before
         if time.monotonic() - self._heard_at > SILENCE_S:
-            raise ElasticutorError(
-                "driver of the elastic operators", f"be heard of in {SILENCE_S:g} s", "silence"
-            )
+            raise SilentDriverError.after(SILENCE_S, "this task of the elastic operators")
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,24 +229,26 @@ class _Cutter:
         return _Cut(rows, self._router.split(batch, born(time.time(), rows)))
 
 
-class _Visit:
-    """One task, from its admission to its end."""
+class _PartitionFeed:
+    """Feeds one partition to the executors, from its task's admission to its end."""
 
-    def __init__(self, feed: Feed, station: Station, task: Ingress, admitted: say.Admitted) -> None:
+    def __init__(
+        self, feed: Feed, connection: Connection, task: Ingress, admitted: say.Admitted
+    ) -> None:
         self._feed = feed
-        self._station = station
+        self._connection = connection
         self._task = task
         self._admitted = admitted
         self._me = admitted.upstream
         self._attempt = admitted.attempt
         self._peers = Router(feed.routes).peers
-        self._mail = station.beside(admitted.node, admitted.sockets)
+        self._mail = connection.beside(admitted.node, admitted.sockets)
         peers = self._peers
         credit = admitted.credit
         self._outputs = Emitter(peers, first=credit, limit=credit, returned=False)
         self._intake = InputCredits(peers, first=credit)
         self._unmarked = set(peers)
-        self._made = _Harvest()
+        self._made = _OutputBuffer()
         self._left = False
         self._meter = _Meter(admitted, task, feed.routes)
         schema = feed.schema.serialize().to_pybytes()
@@ -261,7 +261,7 @@ class _Visit:
 
     def run(self, rows: Iterable[_Cut]) -> Iterator[tuple[str, pa.RecordBatch]]:
         for cut in rows:
-            self._station.wait_again()
+            self._connection.wait_again()
             self._send(cut)
             yield from self._take()
             while self._blocked():
@@ -273,7 +273,7 @@ class _Visit:
         while self._unmarked:
             self._let_gather(time.monotonic() - sent_at)
             yield from self._wait_and_take()
-        meter, mail = self._meter, self._station.driver
+        meter, mail = self._meter, self._connection.driver
         meter.tell(mail)
         rows_in = {route.name: meter.rows_in for route in self._feed.routes}
         mail.send(
@@ -320,16 +320,16 @@ class _Visit:
         yield from self._take()
 
     def _take(self) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Whatever has come by now."""
+        """Take what has come by now."""
         for message in self._mail.receive():
             if getattr(message, "attempt", None) == self._attempt:
                 self._receive(message)
-        for answer in self._station.answers(self._task):
+        for answer in self._connection.answers(self._task):
             self._left = self._left or isinstance(answer, say.Left)
-        self._meter.tell_if_due(self._station.driver)
+        self._meter.tell_if_due(self._connection.driver)
         for made in self._made.ripe():
             yield made
-            self._station.wait_again()
+            self._connection.wait_again()
 
     def _receive(self, message: Any) -> None:
         match message:
@@ -341,16 +341,15 @@ class _Visit:
                 self._made.add(operator, packet.open(schema), size)
                 self._meter.took(operator, packet)
                 self._intake.spend(sender, size)
-                self._intake.finish(sender, size)
-                grant = self._intake.grant(sender, attempt, _TAKE_BYTES)
+                grant = self._intake.finish(sender, size, attempt, _TAKE_BYTES)
                 if grant is not None:
                     self._mail.send(sender, Credit(self._me, attempt, grant.total))
             case say.Marker(sender):
                 self._unmarked.discard(sender)
 
 
-class _Harvest:
-    """Outputs by operator, put together: a batch costs Spark as much as some thousand rows."""
+class _OutputBuffer:
+    """Gathers outputs by operator: a batch costs Spark as much as some thousand rows."""
 
     def __init__(self) -> None:
         self._parts: dict[str, list[pa.RecordBatch]] = {}
@@ -358,19 +357,19 @@ class _Harvest:
         self._bytes: Counter[str] = Counter()
 
     def add(self, operator: str, batch: pa.RecordBatch, size: int) -> None:
-        """Some have come."""
+        """Add outputs of an operator."""
         self._parts.setdefault(operator, []).append(batch)
         self._rows[operator] += batch.num_rows
         self._bytes[operator] += size
 
     def ripe(self) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Those that are worth a batch."""
+        """Yield outputs that have reached the batch size."""
         for operator in list(self._parts):
             if self._rows[operator] >= _YIELD_ROWS or self._bytes[operator] >= _YIELD_BYTES:
                 yield operator, self._together(operator)
 
     def all(self) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """All that are left."""
+        """Yield all that are left."""
         for operator in list(self._parts):
             yield operator, self._together(operator)
 
@@ -382,7 +381,7 @@ class _Harvest:
 
 
 class _Meter:
-    """What a task has sent and taken: since it last told the driver, and in all, by operator."""
+    """Counts what a task has sent and taken: since its last report, and in all, by operator."""
 
     def __init__(self, admitted: say.Admitted, task: Ingress, routes: Sequence[Route]) -> None:
         self._run = admitted.run
@@ -403,14 +402,14 @@ class _Meter:
         self._latency = LatencyHistogram()
 
     def sent(self, rows: int, packets: Iterable[Output]) -> None:
-        """Rows were cut into packets."""
+        """Count rows that were cut into packets."""
         self.rows_in += rows
         self._sent += rows
         for out in packets:
             self._routed[out.destination] += out.rows
 
     def took(self, operator: str, packet: Packet | RowPacket) -> None:
-        """Outputs have come back."""
+        """Count outputs that have come back, and their latency."""
         self._taken += packet.rows
         self.rows_out[operator] += packet.rows
         now, births = time.time(), packet.births
@@ -425,19 +424,19 @@ class _Meter:
             latency.record_many(ages, births[:, 1])
 
     def blocked(self, blocked: bool) -> None:
-        """Whether nothing can be sent now."""
+        """Note whether the task is blocked now."""
         now = time.monotonic()
         if self._blocked_since is not None:
             self._blocked_s += now - self._blocked_since
         self._blocked_since = now if blocked else None
 
     def tell_if_due(self, mail: Mailbox) -> None:
-        """Tell the driver, if that is some time ago."""
+        """Report to the driver, if the last report is some time ago."""
         if time.monotonic() - self._since >= self._every_s:
             self.tell(mail)
 
     def tell(self, mail: Mailbox) -> None:
-        """Tell the driver."""
+        """Report to the driver."""
         self.blocked(self._blocked_since is not None)
         now = time.monotonic()
         seconds = max(now - self._since, 1e-9)

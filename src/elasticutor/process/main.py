@@ -7,21 +7,17 @@ answers is sent to tasks, nodes, upstreams, destinations and the driver.
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from elasticutor.core.executor.batch import MOST_SINGLES, ShardArray
-from elasticutor.core.executor.cores import core_changes
 from elasticutor.core.executor.executor import ElasticExecutor
-from elasticutor.core.executor.tasks import TaskStatus
+from elasticutor.core.executor.tasks import TaskStatus, core_changes
 from elasticutor.core.keys import shard_hasher, shards_of
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
@@ -38,14 +34,13 @@ from elasticutor.core.protocol.repartition import (
 from elasticutor.errors import (
     LATE,
     BadValueError,
-    ElasticutorError,
     OutOfOrderError,
     ProtocolError,
 )
-from elasticutor.process.actor import Actor
+from elasticutor.process.actor import Participant
 from elasticutor.process.chunks import Chunks
 from elasticutor.process.failures import reporting
-from elasticutor.process.routes import greetings
+from elasticutor.process.routes import greetings, require_schema
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.process.specs import ExecutorSpec, TaskSpec
 from elasticutor.transport import messages as say
@@ -65,7 +60,7 @@ _IDLE_S = 1.0
 
 
 def run_executor(payload: bytes) -> None:
-    """Be the main process that the payload describes, until told to finish."""
+    """Run the main process that the payload describes, until the driver ends it."""
     spec: ExecutorSpec = pickle.loads(payload)  # noqa: S301 - it came from the driver, over the node
     ask_for_short_slices()
     mail = Mailbox.at(spec.site, spec.who)
@@ -73,11 +68,11 @@ def run_executor(payload: bytes) -> None:
         MainProcess(spec, mail).run()
 
 
-class MainProcess(Actor):
+class MainProcess(Participant):
     """Drives one elastic executor."""
 
     def __init__(self, spec: ExecutorSpec, mail: Mailbox) -> None:
-        super().__init__(mail, "an executor")
+        super().__init__(mail, "an executor", spec.site, spec.who)
         self._spec = spec
         self._run = spec.site.run
         self._core = ElasticExecutor(spec.config, spec.site.node, time.monotonic())
@@ -99,7 +94,7 @@ class MainProcess(Actor):
             mail.know(_node(node), endpoint)
 
     def run(self) -> None:
-        """Work until told to finish."""
+        """Work until the driver says `Finish`."""
         self._set_cores(say.SetCores(self._spec.cores))
         tempo = self._spec.tempo
         self.every(tempo.balance_s, self._balance)
@@ -114,7 +109,7 @@ class MainProcess(Actor):
         return _IDLE_S
 
     def _look_for_delays(self) -> None:
-        """Give the attempt up when an answer is overdue, and name who owes it."""
+        """Give the attempt up when an answer is overdue, and name what owes it."""
         patience_s = self._spec.tempo.patience_s
         late = [] if self._resting else self._core.overdue(time.monotonic(), patience_s)
         if late:
@@ -151,8 +146,8 @@ class MainProcess(Actor):
         except LATE:
             raise
         except (ProtocolError, BadValueError) as error:
-            if isinstance(event, ev.MoveAsked):  # somebody's wish, and nobody waits for it
-                self._report(say.MoveRefused(event.shard, event.destination, str(error)))
+            if isinstance(event, ev.MoveAsked):  # a wish, which nothing waits for
+                self.report(say.MoveRefused(event.shard, event.destination, str(error)))
                 return
             failed = ev.AttemptFailed(self._core.epochs.attempt, f"{type(event).__name__}: {error}")
             orders = self._core.handle(failed, time.monotonic())
@@ -160,11 +155,7 @@ class MainProcess(Actor):
             _ORDERS[type(order)](self, order)
 
     def _on_hello(self, message: say.Hello) -> None:
-        schema = pa.ipc.read_schema(pa.py_buffer(message.schema))
-        if not schema.equals(self._schema):
-            raise ElasticutorError(
-                f"tuples from {message.sender!r}", f"have the schema {self._schema}", schema
-            )
+        require_schema(message, self._schema)
         self._greeted.add(message.sender)
 
     def _on_join(self, message: say.Join) -> None:
@@ -211,7 +202,7 @@ class MainProcess(Actor):
             self._go_on_draining()
 
     def _sender_of(self, message: Result | RowResult) -> Peer | None:
-        """Who had sent what a chunk was made of; tasks do not know, nor need to."""
+        """The upstream that had sent what a chunk was made of; tasks do not know it."""
         task = self._core.tasks.get(message.task)
         if task is None or not task.flights:
             return None
@@ -225,7 +216,7 @@ class MainProcess(Actor):
         self._tell(begun)
 
     def _on_begin(self, order: BeginAttempt) -> None:
-        self._resting = False  # if it was told to rest, that was before something was lost
+        self._resting = False  # if it was asked to rest, that was before something was lost
         operator = self._spec.operator
         for destination, hello in greetings(self._spec.who, operator.routes, operator.output):
             self._mail.send(destination, hello)
@@ -249,14 +240,10 @@ class MainProcess(Actor):
         waits = (*self._core.waiting_for(), *self._drain.waiting_for())
         self._mail.send(DRIVER, say.Recount(self._run, self._spec.who, waits))
 
-    def _on_die_at(self, message: say.DieAt) -> None:
-        if message.task in self._tasks:
-            self._mail.send(_task(message.task), replace(message, task=None))
-
     def _on_move_asked(self, event: ev.MoveAsked) -> None:
         if self._resting:
             refused = say.MoveRefused(event.shard, event.destination, "the run is drained")
-            self._report(refused)
+            self.report(refused)
         else:
             self._tell(event)
 
@@ -271,7 +258,7 @@ class MainProcess(Actor):
             if isinstance(step, ConfirmOutputs):
                 self._mail.send(step.destination, step)
             else:
-                self._report(step)
+                self.report(step)
 
     def _on_outputs_taken(self, message: OutputsTaken) -> None:
         try:
@@ -292,7 +279,7 @@ class MainProcess(Actor):
 
     def _report_if(self, what: Any) -> None:
         if what is not None:
-            self._report(what)
+            self.report(what)
 
     def _on_rest(self, message: say.Rest) -> None:
         self._resting = True
@@ -301,7 +288,7 @@ class MainProcess(Actor):
     def _try_to_rest(self) -> None:
         if self._resting and not self._rested and not self._core.moves:
             self._rested = True
-            self._report(say.Rested())
+            self.report(say.Rested())
 
     def _on_finish(self, message: say.Finish) -> None:
         for task in self._tasks:
@@ -346,10 +333,7 @@ class MainProcess(Actor):
         self._tell_staff(f"task {message.task} started", message.task)
         if not self._registered and all(task.running for task in self._core.tasks.values()):
             self._registered = True
-            where = say.Registered(
-                self._run, self._spec.who, self._mail.endpoint, os.getpid(), self._spec.site.life
-            )
-            self._mail.send(DRIVER, where)
+            self.register()
 
     def _on_task_failed(self, message: say.TaskFailed) -> None:
         if 0 < message.attempt < self._core.epochs.attempt:
@@ -435,9 +419,6 @@ class MainProcess(Actor):
         marker = say.Marker(self._spec.who, order.attempt, order.epoch)
         self._mail.send(order.destination, marker)
 
-    def _report(self, order: Any) -> None:
-        self._mail.send(DRIVER, say.Said(self._run, self._spec.who, order))
-
 
 def _task(task: TaskId) -> str:
     return f"task {task}"
@@ -486,7 +467,6 @@ MainProcess.handlers = {
     ev.MoveAsked: MainProcess._on_move_asked,
     say.Rest: MainProcess._on_rest,
     say.Explain: MainProcess._on_explain,
-    say.DieAt: MainProcess._on_die_at,
     say.Finish: MainProcess._on_finish,
     say.TaskUp: MainProcess._on_task_up,
     say.TaskFailed: MainProcess._on_task_failed,
@@ -495,6 +475,7 @@ MainProcess.handlers = {
 _ORDERS: dict[type, Callable[[MainProcess, Any], None]] = {
     **dict.fromkeys(do.TO_TASK, MainProcess._to_task),
     **dict.fromkeys(do.TO_NODE, MainProcess._to_node),
+    **dict.fromkeys(do.TO_DRIVER, MainProcess.report),
     do.Dispatch: MainProcess._dispatch,
     do.OpenStore: MainProcess._open_store,
     do.StartTask: MainProcess._start_task,
@@ -502,10 +483,4 @@ _ORDERS: dict[type, Callable[[MainProcess, Any], None]] = {
     do.GrantCredit: MainProcess._grant,
     do.Emit: MainProcess._emit,
     do.EmitMarker: MainProcess._emit_marker,
-    do.ReportReady: MainProcess._report,
-    do.ReportPrepared: MainProcess._report,
-    do.ReportFailure: MainProcess._report,
-    do.ReportMove: MainProcess._report,
-    do.ReportSealed: MainProcess._report,
-    do.ReportHotShards: MainProcess._report,
 }

@@ -34,7 +34,7 @@ from elasticutor.core.protocol.keeper import (
 from elasticutor.errors import ElasticutorError, StaleAttemptError, UnknownPeerError
 from elasticutor.process.actor import Actor
 from elasticutor.process.checkpoint_io import CheckpointIo
-from elasticutor.process.failures import described, reporting
+from elasticutor.process.failures import SilentDriverError, described, reporting
 from elasticutor.process.hosting.hosts import SILENT
 from elasticutor.process.hosting.zygote import Ended, Fork, ZygoteClient
 from elasticutor.process.specs import Keeping, NodeSpec, TaskSpec
@@ -54,7 +54,7 @@ StoreKey: TypeAlias = tuple[str, Peer, int]
 
 
 def run_node(payload: bytes, zygote: ZygoteClient) -> None:
-    """Be the node that the payload describes, until told to end."""
+    """Be the node that the payload describes, until its end."""
     spec: NodeSpec = pickle.loads(payload)  # noqa: S301 - it came from the host, which Spark started
     mail = Mailbox.at(spec.site, "node")
     with reporting(mail, "", f"node {spec.node}"):
@@ -83,7 +83,7 @@ class _Process:
     task: TaskId | None
     life: int = 0
     ends: bool = False
-    """Whether it was told to end."""
+    """Whether it has the order to end."""
     cpu: int | None = None
 
 
@@ -141,7 +141,7 @@ class NodeProcess(Actor):
         self.serve()
 
     def work(self) -> float:
-        """Hear of ended processes, and do a slice of what is long."""
+        """Take the ends of processes, and do a slice of what is long."""
         for notice in self._zygote.receive():
             if isinstance(notice, Ended):
                 self._on_ended(notice)
@@ -155,8 +155,7 @@ class NodeProcess(Actor):
     def _tick(self) -> None:
         now = time.monotonic()
         if now - self._heard_at > self._spec.silence_s:
-            who, must = f"driver of node {self._spec.node!r}", "be heard of"
-            silence = ElasticutorError(f"{who}", f"{must} in {self._spec.silence_s:g} s", "silence")
+            silence = SilentDriverError.after(self._spec.silence_s, f"node {self._spec.node!r}")
             sys.stderr.write(f"{silence}\n")
             raise SystemExit(SILENT)
         for name, kill_at in list(self._closing.items()):
@@ -185,7 +184,7 @@ class NodeProcess(Actor):
         self._mail.send(DRIVER, say.Alive(self._spec.node))
 
     def _on_peers(self, message: say.Peers) -> None:
-        """All nodes that are up: those that are not any more need no way to them."""
+        """Keep the addresses of nodes that are up, and forget all others."""
         for gone in self._others - message.book.keys():
             self._mail.forget(gone)
         self._others = set(message.book)
@@ -201,7 +200,7 @@ class NodeProcess(Actor):
         self._zygote.fork(Fork(name, target, order.payload, log=self._log(order.run, order.who)))
 
     def _drop_executor(self, order: say.DropExecutor) -> None:
-        """Whatever is left of an executor's earlier lives is of no use to anybody."""
+        """Drop what is left of an executor's earlier lives."""
         self._lives[order.run, order.who] = order.life
         for name, process in self._processes.items():
             if (process.run, process.who) == (order.run, order.who) and process.life < order.life:
@@ -318,7 +317,7 @@ class NodeProcess(Actor):
         self, key: StoreKey, reply: Endpoint | None, order: do.OpenStore, payload: bytes
     ) -> None:
         if key in self._stores:
-            return  # of somebody who shares it
+            return  # of another that shares it
         run, who, life = key
         path = Path(self._spec.state) / run / f"{who}-{life}"
         path.mkdir(parents=True, mode=0o700)

@@ -1,4 +1,4 @@
-"""The static tier (paper 2): which executor every tuple of a stream goes to, for ever.
+"""The static tier (paper 2): the executor that every tuple of a stream goes to, for ever.
 
 Sources do this for what they read, tasks for what their operator puts out. The key's hash is
 computed here, once, and travels with the tuples: the receiving executor takes the shard from it.
@@ -22,6 +22,7 @@ from elasticutor.core.keys import KeyHasher, executors_of, key_hasher, key_hashe
 from elasticutor.core.protocol.events import Output
 from elasticutor.core.protocol.ids import Peer
 from elasticutor.core.protocol.repartition import PausableRoute
+from elasticutor.errors import ElasticutorError
 from elasticutor.process.operator.rows import rows_of
 from elasticutor.process.specs import Route
 from elasticutor.transport.codec import RowOutput
@@ -150,7 +151,7 @@ _RowKey = tuple[list[int], KeyHasher | None]
 
 
 def _part(places: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """What takes the values at these rising places from a row."""
+    """A function that takes the values at these rising places from a row."""
     first, end = places[0], places[-1] + 1
     if len(places) == end - first:  # one value alone would be no tuple otherwise
         return itemgetter(slice(first, end))
@@ -171,7 +172,7 @@ def _row_key(route: Route, schema: pa.Schema) -> _RowKey | None:
 
 
 class Router:
-    """Cuts batches of one stream into packets for everybody who takes them.
+    """Cuts batches of one stream into packets for all that take them.
 
     Example:
         >>> from elasticutor.transport.packets import born
@@ -196,7 +197,7 @@ class Router:
 
     @property
     def peers(self) -> tuple[Peer, ...]:
-        """Everybody who may be sent something."""
+        """All destinations."""
         return tuple(peer for route in self._routes for peer in route.peers)
 
     @property
@@ -205,7 +206,7 @@ class Router:
         return any(table.paused for table in self.tables.values())
 
     def split(self, batch: pa.RecordBatch, births: Births) -> list[Output]:
-        """Packets for everybody concerned, each with its tuples in their order."""
+        """Packets for all destinations that tuples go to, each in their order."""
         if not batch.num_rows:
             return []
         return [
@@ -218,11 +219,18 @@ class Router:
 def greetings(
     sender: Peer, routes: Sequence[Route], schema: pa.Schema
 ) -> Iterator[tuple[Peer, Hello]]:
-    """For everybody who takes a stream: the schema of what they will be sent of it."""
+    """For each taker of a stream: the schema of what it will be sent of it."""
     for route in routes:
         hello = Hello(sender, route.schema(schema).serialize().to_pybytes())
         for peer in route.peers:
             yield peer, hello
+
+
+def require_schema(hello: Hello, schema: pa.Schema) -> None:
+    """Refuse a stream that is not of the schema its receiver was made for."""
+    theirs = pa.ipc.read_schema(pa.py_buffer(hello.schema))
+    if not theirs.equals(schema):
+        raise ElasticutorError(f"tuples from {hello.sender!r}", f"have the schema {schema}", theirs)
 
 
 def _split(

@@ -1,22 +1,20 @@
-"""A sink's process: it takes tuples in, writes them, and measures how old they are.
+"""A sink's process: opens tuples, writes them, and measures how old they are.
 
-An epoch ends here when its markers have come from all upstreams. Who has sent its marker may go on
-with the next epoch meanwhile; its tuples wait, so that every tuple is written in its own epoch.
+Credits, epochs, and when output may be seen are `core.protocol.sink`'s to decide.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from elasticutor.core.executor.flow import InputCredits
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.protocol.coordinator import (
     BeginAttempt,
@@ -24,11 +22,20 @@ from elasticutor.core.protocol.coordinator import (
     ParticipantPrepared,
     ParticipantReady,
 )
-from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
-from elasticutor.core.protocol.repartition import ConfirmOutputs, OutputsTaken
-from elasticutor.errors import BadValueError, ElasticutorError, OutOfOrderError, ProtocolError
-from elasticutor.process.actor import Actor
+from elasticutor.core.protocol.ids import Epoch, Peer
+from elasticutor.core.protocol.repartition import ConfirmOutputs
+from elasticutor.core.protocol.sink import (
+    AbortOutput,
+    CommitOutput,
+    PrepareOutput,
+    SinkOrder,
+    SinkSide,
+    WriteHeld,
+)
+from elasticutor.errors import BadValueError, ProtocolError
+from elasticutor.process.actor import Participant
 from elasticutor.process.failures import reporting
+from elasticutor.process.routes import require_schema
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.process.specs import SinkSpec
 from elasticutor.sinks import EpochWriter, NoSink, Sink, SinkRun, Writer, open_sink
@@ -43,7 +50,7 @@ _INSIDE = 64
 
 
 def run_sink(payload: bytes) -> None:
-    """Be the sink that the payload describes, until told to finish."""
+    """Run the sink that the payload describes, until the driver ends it."""
     spec: SinkSpec = pickle.loads(payload)  # noqa: S301 - it came from the driver, authenticated
     ask_for_short_slices()
     mail = Mailbox.at(spec.site, spec.who)
@@ -52,22 +59,20 @@ def run_sink(payload: bytes) -> None:
 
 
 class _Outlet(ABC):
-    """Where a sink's tuples go, as the epochs see it."""
-
-    @abstractmethod
-    def begin(self, order: BeginAttempt) -> None:
-        """Go back to the attempt's base."""
+    """Where a sink's tuples go."""
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take tuples of the epoch that is next to be prepared."""
+        """Take tuples of the open epoch."""
 
-    @abstractmethod
-    def prepare(self, epoch: Epoch) -> Any:
-        """Make the epoch's tuples safe; returns what it takes to commit them."""
+    def prepare(self, epoch: Epoch) -> Any:  # noqa: B027 (what is with the driver is safe)
+        """Make the epoch's tuples safe; returns what it takes to commit them, if anything."""
 
-    def commit(self, epoch: Epoch) -> None:  # noqa: B027 (most have shown all by then)
-        """The epoch counts."""
+    def commit(self, epoch: Epoch, note: Any) -> None:  # noqa: B027 (most have shown all by then)
+        """Show the epoch's tuples, unless they are seen already."""
+
+    def abort(self) -> None:  # noqa: B027
+        """Drop what is not committed; what a plain writer has written stays written."""
 
     def tick(self) -> None:  # noqa: B027
         """Some time has passed."""
@@ -79,31 +84,24 @@ class _Outlet(ABC):
 class _ToDriver(_Outlet):
     """Ships what a memory sink takes to the driver, which knows what is committed."""
 
-    def __init__(self, spec: SinkSpec, mail: Mailbox) -> None:
+    def __init__(self, spec: SinkSpec, mail: Mailbox, side: SinkSide) -> None:
         self._spec = spec
         self._mail = mail
+        self._side = side
         self._schema = spec.schema.serialize().to_pybytes()
-        self._attempt = Attempt(0)
-        self._epoch = Epoch(0)
-
-    def begin(self, order: BeginAttempt) -> None:
-        self._attempt, self._epoch = order.attempt, order.epoch
 
     def write(self, batch: pa.RecordBatch) -> None:
         data = batch.serialize().to_pybytes()
         collected = say.Collected(
             self._spec.site.run,
             self._spec.who,
-            self._attempt,
-            self._epoch,
+            self._side.attempt,
+            self._side.epoch,
             self._schema,
             data,
             batch.num_rows,
         )
         self._mail.send(DRIVER, collected)
-
-    def prepare(self, epoch: Epoch) -> None:
-        self._epoch = Epoch(epoch + 1)
 
 
 class _AtOnce(_Outlet):
@@ -112,13 +110,10 @@ class _AtOnce(_Outlet):
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
 
-    def begin(self, order: BeginAttempt) -> None:
-        """What is written is written."""
-
     def write(self, batch: pa.RecordBatch) -> None:
         self._writer.write(batch)
 
-    def prepare(self, epoch: Epoch) -> None:
+    def prepare(self, epoch: Epoch) -> Any:
         self._writer.flush()
 
     def tick(self) -> None:
@@ -128,85 +123,56 @@ class _AtOnce(_Outlet):
         self._writer.close()
 
 
-class _ByEpochs(_Outlet):
+class _ByEpochs(_AtOnce):
     """A writer that publishes by epochs."""
 
     def __init__(self, writer: EpochWriter) -> None:
-        self._writer = writer
-        self._prepared: tuple[Epoch, Any] | None = None
-
-    def begin(self, order: BeginAttempt) -> None:
-        # First what counts, by whoever it was prepared: all that is left is then given up.
-        self._prepared = None
-        if order.note is not None:
-            self._writer.commit(order.base, order.note)
-        self._writer.abort()
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        self._writer.write(batch)
+        super().__init__(writer)
+        self._epochs = writer
 
     def prepare(self, epoch: Epoch) -> Any:
-        # Sources end an epoch only when the one before it is committed, though the word of that may
-        # be slower on its way than their markers.
-        self._publish()
-        note = self._writer.prepare(epoch)
-        self._prepared = (epoch, note)
-        return note
+        return self._epochs.prepare(epoch)
 
-    def commit(self, epoch: Epoch) -> None:
-        if self._prepared is not None and self._prepared[0] == epoch:
-            self._publish()
+    def commit(self, epoch: Epoch, note: Any) -> None:
+        self._epochs.commit(epoch, note)
 
-    def tick(self) -> None:
-        self._writer.tick()
-
-    def close(self) -> None:
-        self._writer.close()
-
-    def _publish(self) -> None:
-        if self._prepared is not None:
-            epoch, note = self._prepared
-            if note is not None:
-                self._writer.commit(epoch, note)
-            self._prepared = None
+    def abort(self) -> None:
+        self._epochs.abort()
 
 
-def _outlet(sink: Sink, spec: SinkSpec, mail: Mailbox) -> _Outlet:
+def _outlet(sink: Sink, spec: SinkSpec, mail: Mailbox, side: SinkSide) -> _Outlet:
     if sink.collects:
-        return _ToDriver(spec, mail)
+        return _ToDriver(spec, mail, side)
     run = SinkRun(spec.who, spec.site.run, spec.job, spec.checkpointed)
     writer = open_sink(spec.who, sink, 0, spec.schema, run)
     return _ByEpochs(writer) if isinstance(writer, EpochWriter) else _AtOnce(writer)
 
 
-class SinkProcess(Actor):
+class SinkProcess(Participant):
     """One sink."""
 
     def __init__(self, spec: SinkSpec, mail: Mailbox) -> None:
-        super().__init__(mail, "a sink")
+        super().__init__(mail, "a sink", spec.site, spec.who)
         self._spec = spec
         sink: Sink = cloudpickle.loads(spec.blob)
-        self._writes = not isinstance(sink, NoSink)  # otherwise nobody looks into the packets
-        self._outlet = _outlet(sink, spec, mail)
+        self._writes = not isinstance(sink, NoSink)  # otherwise packets stay unopened
+        self._side = SinkSide(
+            spec.who,
+            spec.upstreams,
+            first=spec.credit_bytes,
+            limit=_INSIDE * spec.credit_bytes,
+        )
+        self._outlet = _outlet(sink, spec, mail, self._side)
         self._greeted: set[Peer] = set()
-        self._credits = InputCredits([], first=0)
-        self._attempt = Attempt(0)
-        self._epoch = Epoch(0)  # the one whose markers come next
-        self._marked: set[Peer] = set()
-        # Of the epoch after it.
-        self._held: list[tuple[Tuples | RowTuples, pa.RecordBatch | None]] = []
         self._rows = 0
         self._latency = LatencyHistogram()
         self._ages: list[float] = []  # of single tuples, in seconds: counted when it is measured
         self._since = time.monotonic()
 
     def run(self) -> None:
-        """Register, then write whatever comes until told to finish."""
+        """Register, then write what comes until the driver says `Finish`."""
         spec = self._spec
-        where = say.Registered(
-            spec.site.run, spec.who, self._mail.endpoint, os.getpid(), spec.site.life
-        )
-        self._mail.send(DRIVER, where)
+        self.register()
         self.every(spec.tempo.measure_s, self._outlet.tick)
         self.every(spec.tempo.measure_s, self._measure)
         try:
@@ -222,35 +188,25 @@ class SinkProcess(Actor):
             self._mail.drop(str(error))
 
     def _on_hello(self, message: say.Hello) -> None:
-        schema = pa.ipc.read_schema(pa.py_buffer(message.schema))
-        if not schema.equals(self._spec.schema):
-            raise ElasticutorError(
-                f"tuples from {message.sender!r}", f"have the schema {self._spec.schema}", schema
-            )
+        require_schema(message, self._spec.schema)
         self._greeted.add(message.sender)
 
     def _on_tuples(self, message: Tuples | RowTuples) -> None:
-        if message.attempt != self._attempt:
+        sender, attempt = message.sender, message.attempt
+        if attempt != self._side.attempt:
             return
-        if message.sender not in self._greeted:
-            raise BadValueError("tuples", "follow a greeting", message.sender)
-        self._credits.require_credit(message.sender)
+        if sender not in self._greeted:
+            raise BadValueError("tuples", "follow a greeting", sender)
         # Opened first, so that what is damaged is refused before anything has changed.
         batch = message.packet.open(self._spec.schema) if self._writes else None
-        self._credits.spend(message.sender, message.size)
-        if message.sender in self._marked:
-            # It is an epoch ahead of others. These tuples count as inside, so it cannot run away.
-            self._held.append((message, batch))
-        else:
+        if self._side.arrive(sender, attempt, message.size, (message, batch)):
             self._write(message, batch)
 
     def _write(self, message: Tuples | RowTuples, batch: pa.RecordBatch | None) -> None:
         if batch is not None:
             self._outlet.write(batch)
         self._note_ages(message.packet)
-        self._credits.finish(message.sender, message.size)
-        limit = _INSIDE * self._spec.credit_bytes
-        grant = self._credits.grant(message.sender, self._attempt, limit)
+        grant = self._side.written(message.sender, message.attempt, message.size)
         if grant is not None:
             self._mail.send(message.sender, Credit(self._spec.who, grant.attempt, grant.total))
 
@@ -268,59 +224,44 @@ class SinkProcess(Actor):
             self._latency.record_many(ages, births[:, 1])
 
     def _on_marker(self, message: say.Marker) -> None:
-        if message.attempt != self._attempt:
-            return
-        self._credits.require(message.sender)
-        if message.epoch != self._epoch or message.sender in self._marked:
-            must = f"be of epoch {self._epoch}, and one from each upstream"
-            raise OutOfOrderError(f"marker of {message.sender!r}", must, message.epoch)
-        self._marked.add(message.sender)
-        if len(self._marked) == len(self._spec.upstreams):
-            self._end_epoch()
-
-    def _end_epoch(self) -> None:
-        ended = self._epoch
-        note = self._outlet.prepare(ended)
-        self._epoch = Epoch(ended + 1)
-        self._marked.clear()
-        self._measure()
-        self._say(ParticipantPrepared(self._spec.who, self._attempt, ended, note))
-        held, self._held = self._held, []
-        for message, batch in held:
-            self._write(message, batch)
-
-    def _on_confirm_outputs(self, order: ConfirmOutputs) -> None:
-        # What came before it is written, or held in its place: nothing that comes by another way
-        # from now on can be before that.
-        self._credits.require(order.executor)
-        self._mail.send(order.executor, OutputsTaken(self._spec.who, order.round))
+        self._carry_out(self._side.mark(message.sender, message.attempt, message.epoch))
 
     def _on_begin(self, order: BeginAttempt) -> None:
-        if order.attempt <= self._attempt:
-            return
-        self._attempt, self._epoch = order.attempt, order.epoch
-        self._marked.clear()
-        self._held.clear()
-        self._credits = InputCredits(self._spec.upstreams, first=self._spec.credit_bytes)
-        self._outlet.begin(order)
-        self._say(ParticipantReady(self._spec.who, order.attempt))
+        self._carry_out(self._side.begin(order))
 
     def _on_commit(self, order: CommitEpoch) -> None:
-        if order.attempt == self._attempt:
-            self._outlet.commit(order.epoch)
+        self._carry_out(self._side.commit(order))
+
+    def _carry_out(self, orders: Iterable[SinkOrder]) -> None:
+        for order in orders:
+            match order:
+                case WriteHeld():
+                    self._write(*order.content)
+                case PrepareOutput(attempt, epoch):
+                    note = self._outlet.prepare(epoch)
+                    self._carry_out(self._side.prepared(attempt, epoch, note))
+                case CommitOutput(epoch, note):
+                    self._outlet.commit(epoch, note)
+                case AbortOutput():
+                    self._outlet.abort()
+                case ParticipantPrepared():
+                    self._measure()  # before a run that ends with this epoch is over
+                    self.report(order)
+                case ParticipantReady():
+                    self.report(order)
+
+    def _on_confirm_outputs(self, order: ConfirmOutputs) -> None:
+        self._mail.send(order.executor, self._side.confirm(order))
 
     def _on_peers(self, message: say.Peers) -> None:
         self._mail.know_all(message.book)
 
     def _on_rest(self, message: say.Rest) -> None:
-        # In its place behind the last commit: so whoever waits for the run finds all published.
-        self._say(say.Rested())
+        # In its place behind the last commit: when the run is over, all is published.
+        self.report(say.Rested())
 
     def _on_finish(self, message: say.Finish) -> None:
         self.finish()
-
-    def _say(self, what: Any) -> None:
-        self._mail.send(DRIVER, say.Said(self._spec.site.run, self._spec.who, what))
 
     def _measure(self) -> None:
         now = time.monotonic()

@@ -1,12 +1,15 @@
-"""A source task's process: it reads what is due and sends it on, as far as credits go."""
+"""A source task's process: reads what is due, cuts it for its destinations, and sends it.
+
+Attempts, epochs, credits and offsets are `core.protocol.source`'s to decide. Here are the reader,
+the packets, the clock and what is measured.
+"""
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import cloudpickle
@@ -14,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from elasticutor.core.executor.flow import Emitter
 from elasticutor.core.measure.pacing import PACE_S, USUAL_GAP_S, next_gap_s
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.coordinator import (
@@ -24,10 +26,17 @@ from elasticutor.core.protocol.coordinator import (
     StartSource,
 )
 from elasticutor.core.protocol.events import Output
-from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
+from elasticutor.core.protocol.ids import Peer
 from elasticutor.core.protocol.repartition import PauseUpstream, UpdateTable
+from elasticutor.core.protocol.source import (
+    CommitOffset,
+    ReadFrom,
+    ReportExhausted,
+    SourceOrder,
+    SourceSide,
+)
 from elasticutor.errors import ProtocolError
-from elasticutor.process.actor import Actor
+from elasticutor.process.actor import Participant
 from elasticutor.process.failures import reporting
 from elasticutor.process.idle import IdleShare
 from elasticutor.process.operator.rows import RowWriter
@@ -56,7 +65,7 @@ _WIDE_BATCH_BYTES = 8 * 1024 * 1024
 
 
 def run_source(payload: bytes) -> None:
-    """Be the source task that the payload describes, until told to finish."""
+    """Run the source task that the payload describes, until the driver ends it."""
     spec: SourceSpec = pickle.loads(payload)  # noqa: S301 - it came from the driver, authenticated
     ask_for_short_slices()
     mail = Mailbox.at(spec.site, spec.who)
@@ -64,11 +73,11 @@ def run_source(payload: bytes) -> None:
         SourceProcess(spec, mail).run()
 
 
-class SourceProcess(Actor):
+class SourceProcess(Participant):
     """One task of a source."""
 
     def __init__(self, spec: SourceSpec, mail: Mailbox) -> None:
-        super().__init__(mail, "a source")
+        super().__init__(mail, "a source", spec.site, spec.who)
         self._spec = spec
         self._source: Source = cloudpickle.loads(spec.blob)
         self._reader: Reader | None = None
@@ -80,15 +89,15 @@ class SourceProcess(Actor):
         self._wide = _is_wide(self._width)
         self._writer = RowWriter(spec.schema)
         self._asks_for_rows = False  # of the reader
-        self._outputs = Emitter([], first=0, limit=0, returned=False)
-        self._attempt = Attempt(0)
-        self._offsets: dict[Epoch, Any] = {}  # where epochs ended that are not committed yet
-        self._draining = False
-        self._silent = False  # the last marker is sent
-        self._told_exhausted = False
+        self._side = SourceSide(
+            spec.who,
+            self._router.peers,
+            first=spec.credit_bytes,
+            limit=spec.credit_bytes,
+            checkpointed=spec.checkpointed,
+        )
         self._row_bytes = 128.0  # as sent
         self._read_bytes = 0.0  # as read, where that may be more
-        self._credit_step = 0
         self._send_at = 0.0
         self._gap_s = USUAL_GAP_S  # between two packets, unless they are full
         self._idle = IdleShare()
@@ -96,12 +105,9 @@ class SourceProcess(Actor):
         self._routed: Counter[Peer] = Counter()  # rows by destination, since the last measurement
 
     def run(self) -> None:
-        """Register, then send whatever is due until told to finish."""
+        """Register, then send what is due until the driver says `Finish`."""
         spec = self._spec
-        where = say.Registered(
-            spec.site.run, spec.who, self._mail.endpoint, os.getpid(), spec.site.life
-        )
-        self._mail.send(DRIVER, where)
+        self.register()
         self.every(spec.tempo.measure_s, self._measure)
         self.every(PACE_S, self._pace)
         try:
@@ -117,14 +123,14 @@ class SourceProcess(Actor):
 
     def work(self) -> float:
         """Send what is due; returns how long there is nothing to do."""
-        reader = self._reader
+        reader, side = self._reader, self._side
         for _ in range(_MOST_OFFERS):
-            blocked = self._outputs.blocked(self._spec.who) or self._router.paused
+            blocked = side.outputs.blocked(side.who) or self._router.paused
             self._meter.blocked(blocked, time.monotonic())
-            if reader is None or self._silent or blocked:
+            if reader is None or side.silent or blocked:
                 return _IDLE_S
             if reader.exhausted:
-                self._tell_exhausted()
+                self._carry_out(side.exhaust())
                 return _IDLE_S
             early_s = self._send_at - time.monotonic()
             if early_s > 0:
@@ -138,7 +144,7 @@ class SourceProcess(Actor):
                     self._send_at = time.monotonic() + self._gap_s
                     continue
             row_bytes = max(self._row_bytes, self._read_bytes)
-            rows = batch_rows(row_bytes, self._credit_step, self._width)
+            rows = batch_rows(row_bytes, side.credit_step, self._width)
             offer = reader.poll(now, rows)
             if self._wide and offer is not None:
                 offer = _followed(offer, reader, now, rows)
@@ -170,7 +176,7 @@ class SourceProcess(Actor):
         self._send_packets(packets, batch.num_rows, offer.born)
 
     def _send_rows(self, offer: RowOffer) -> None:
-        assert self._row_router is not None  # else nobody has asked for rows
+        assert self._row_router is not None  # rows are asked for only then
         packets: Sequence[Output] | None = self._row_router.split(offer.rows, offer.due_us)
         if packets is None:  # refused, or converted, as a batch of them is
             batch = self._writer.batch(offer.rows)
@@ -179,29 +185,24 @@ class SourceProcess(Actor):
 
     def _send_packets(self, packets: Sequence[Output], count: int, born_s: float) -> None:
         self._meter.sent(count, time.time() - born_s)
+        outputs, attempt = self._side.outputs, self._side.attempt
         size = 0
         for output in packets:
             size += output.size
             self._routed[output.destination] += output.rows
-            self._outputs.add(output)
-            self._flush(output.destination)
+            outputs.add(output)
+            self._emit(outputs.send(output.destination, attempt))
         self._row_bytes = size / count
 
-    def _flush(self, peer: Peer) -> None:
-        for order in self._outputs.send(peer, self._attempt):
+    def _emit(self, orders: Iterable[do.Emit | do.EmitMarker]) -> None:
+        who = self._spec.who
+        for order in orders:
+            message: Any
             if isinstance(order, do.Emit):
-                self._mail.send(
-                    peer, tuples(self._spec.who, order.attempt, order.size, order.batch)
-                )
+                message = tuples(who, order.attempt, order.size, order.batch)
             else:
-                self._mail.send(peer, say.Marker(self._spec.who, order.attempt, order.epoch))
-
-    def _tell_exhausted(self) -> None:
-        if not self._told_exhausted:
-            self._told_exhausted = True
-            self._mail.send(
-                DRIVER, say.Exhausted(self._spec.site.run, self._spec.who, self._attempt)
-            )
+                message = say.Marker(who, order.attempt, order.epoch)
+            self._mail.send(order.destination, message)
 
     def _measure(self) -> None:
         spec = self._spec
@@ -223,25 +224,43 @@ class SourceProcess(Actor):
             self._mail.drop(str(error))
 
     def _on_start(self, order: StartSource) -> None:
-        if order.attempt <= self._attempt:
-            return
-        self._attempt = order.attempt
+        self._carry_out(self._side.start(order))
+
+    def _on_end_epoch(self, order: EndEpoch) -> None:
+        if self._reader is not None:
+            self._carry_out(self._side.end_epoch(order, self._reader.offset))
+
+    def _on_commit(self, order: CommitEpoch) -> None:
+        self._carry_out(self._side.commit(order))
+
+    def _on_credit(self, message: Credit) -> None:
+        self._emit(self._side.credit(message.sender, message.attempt, message.total))
+
+    def _carry_out(self, orders: Iterable[SourceOrder]) -> None:
+        for order in orders:
+            match order:
+                case do.Emit() | do.EmitMarker():
+                    self._emit((order,))
+                case ParticipantPrepared():
+                    self._measure()  # before a run that ends with this epoch is over
+                    self.report(order)
+                case ReadFrom(offset):
+                    self._read_from(offset)
+                case CommitOffset(offset):
+                    if self._reader is not None:
+                        self._reader.committed(offset)
+                case ReportExhausted(attempt):
+                    spec = self._spec
+                    self._mail.send(DRIVER, say.Exhausted(spec.site.run, spec.who, attempt))
+
+    def _read_from(self, offset: Any) -> None:
         self._stop_reading()
         spec = self._spec
-        # Nothing of the attempt before counts, and with it the tables of shards begin anew.
-        self._router = Router(spec.routes, spec.who)
-        self._outputs = Emitter(
-            self._router.peers, first=spec.credit_bytes, limit=spec.credit_bytes, returned=False
-        )
+        self._router = Router(spec.routes, spec.who)  # with tables of shards as at the beginning
         for peer, hello in greetings(spec.who, spec.routes, spec.schema):
             self._mail.send(peer, hello)
-        self._offsets.clear()
-        self._told_exhausted = False
-        self._silent = False
-        self._draining = False  # whoever drains the run says so again
-        self._credit_step = 0
         self._send_at = 0.0
-        self._reader = self._source.open(spec.task, spec.tasks, order.offset)
+        self._reader = self._source.open(spec.task, spec.tasks, offset)
         self._reader.checkpointed = spec.checkpointed
         has_rows = type(self._reader).poll_rows is not Reader.poll_rows
         self._asks_for_rows = has_rows and self._row_router is not None
@@ -251,52 +270,18 @@ class SourceProcess(Actor):
         if reader is not None:
             reader.close()
 
-    def _on_end_epoch(self, order: EndEpoch) -> None:
-        if order.attempt != self._attempt or self._reader is None:
-            return
-        self._end_epoch(order.epoch)
-        self._silent = self._draining
-        self._measure()
-        offset = self._reader.offset
-        if self._spec.checkpointed:
-            self._offsets[order.epoch] = offset
-        self._say(ParticipantPrepared(self._spec.who, order.attempt, order.epoch, offset))
-
-    def _on_commit(self, order: CommitEpoch) -> None:
-        if order.attempt != self._attempt or self._reader is None:
-            return
-        offset = self._offsets.pop(order.epoch, None)
-        if offset is not None:
-            self._reader.committed(offset)
-
-    def _end_epoch(self, epoch: Epoch) -> None:
-        self._outputs.end_epoch(epoch)
-        for peer in self._outputs.destinations:
-            self._flush(peer)
-
-    def _on_credit(self, message: Credit) -> None:
-        if message.attempt == self._attempt:
-            self._outputs.require(message.sender)
-            step = self._outputs.require_rising(message.sender, message.total)
-            self._credit_step = step * len(self._outputs.destinations)
-            self._outputs.credit(message.sender, message.total)
-            self._flush(message.sender)
-
     def _on_pause(self, order: PauseUpstream) -> None:
         # What is cut already counts as sent: it goes out as its executors grant credit.
-        self._say(self._router.tables[order.operator].pause(order))
+        self.report(self._router.tables[order.operator].pause(order))
 
     def _on_table(self, order: UpdateTable) -> None:
-        self._say(self._router.tables[order.operator].update(order))
-
-    def _say(self, what: Any) -> None:
-        self._mail.send(DRIVER, say.Said(self._spec.site.run, self._spec.who, what))
+        self.report(self._router.tables[order.operator].update(order))
 
     def _on_peers(self, message: say.Peers) -> None:
         self._mail.know_all(message.book)
 
     def _on_drain(self, message: say.StopSource) -> None:
-        self._draining = True
+        self._side.drain()
 
     def _on_finish(self, message: say.Finish) -> None:
         self.finish()
@@ -336,7 +321,7 @@ def _is_wide(executors: int) -> bool:
 
 
 def _followed(offer: Offer, reader: Reader, now: float, rows: int) -> Offer:
-    """Return an offer together with what the reader has besides, up to about so many tuples."""
+    """Return an offer together with what the reader has besides, up to about `rows` tuples."""
     offers, count = [offer], offer.batch.num_rows
     while count < rows and not _ended(reader):
         more = reader.poll(now, rows - count)
@@ -384,7 +369,7 @@ class _Meter:
         self._blocked_since = now if blocked else None
 
     def take(self, now: float) -> tuple[float, int, float, float]:
-        """Seconds, rows, the share of time blocked, and how far behind; starts anew."""
+        """Seconds, rows, the share of time blocked, and how far behind; starts over."""
         self.blocked(self._blocked_since is not None, now)
         seconds = max(now - self._since, 1e-9)
         share = min(1.0, self._blocked_s / seconds)

@@ -1,4 +1,4 @@
-"""What a process is told when it is started; pickled, and handed on by the node that starts it."""
+"""The specification of each process: pickled, and handed on by the node that starts it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Route:
 
     @property
     def returns(self) -> bool:
-        """Whether the tuples go back to whoever has sent what they were made of."""
+        """Whether the tuples go back to the sender of what they were made of."""
         return not self.name
 
     def schema(self, stream: pa.Schema) -> pa.Schema:
@@ -86,7 +86,7 @@ class Tempo:
     measure_s: float = 0.25
     """Between two measurements sent to the driver."""
     patience_s: float = 60.0
-    """How long an answer may take before whoever waits for it gives up."""
+    """How long to wait for an answer before giving up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class SourceSpec:
     credit_bytes: int
     tempo: Tempo
     checkpointed: bool = False
-    """Whether it is told which epochs are committed, and its reader what that covers."""
+    """Whether it learns which epochs are committed, and its reader what that covers."""
 
 
 @dataclass(frozen=True, slots=True)

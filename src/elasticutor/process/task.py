@@ -56,7 +56,7 @@ _WORTH_WRITING_S = 0.002
 
 
 def run_task(payload: bytes) -> None:
-    """Be the task that the payload describes, until told to close."""
+    """Be the task that the payload describes, until `Close` arrives."""
     spec: TaskSpec = pickle.loads(payload)  # noqa: S301 - it came from our executor, over the node
     near = spec.main.node == spec.site.node and bool(spec.main.ipc)
     mail = Mailbox.at(spec.site, f"{spec.who}-t{spec.task}", tcp=not near)
@@ -114,7 +114,7 @@ class TaskProcess(Actor):
         return self._cache.attempt
 
     def run(self) -> None:
-        """Work until told to close."""
+        """Work until `Close` arrives."""
         spec = self._spec
         self._operator.open(
             Context(spec.operator.name, spec.number, int(spec.task), str(spec.site.node))
@@ -127,7 +127,7 @@ class TaskProcess(Actor):
             self._operator.close()
 
     def take(self, message: Any) -> None:
-        """Put a message where it belongs among those that wait."""
+        """Queue a message by its urgency."""
         if type(message) is RowChunk and self._by_rows:
             self._inbox.put(SingleWork(message.chunk, message.shards, message))
         elif type(message) is RowChunk:
@@ -278,7 +278,7 @@ class TaskProcess(Actor):
         return self._router.split(batch, born_one_by_one(births))
 
     def _write(self) -> None:
-        """Write a slice of a shard that is about to move: between two chunks others wait little."""
+        """Write a slice of a shard that is about to move: others wait briefly between chunks."""
         written = next(self._writes[0])
         if written is not None:
             self._writes.popleft()

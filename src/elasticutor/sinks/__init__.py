@@ -1,8 +1,8 @@
-"""Where the outputs of a topology go.
+"""Sinks: where the outputs of a topology go.
 
 A `Sink` is a description that travels to the sink's process, which opens one `Writer` and gives it
-every batch that arrives, in the order of arrival. `open_sink` is how the process does so: whatever
-goes wrong inside then says which sink it was.
+every batch that arrives, in the order of arrival. The process opens it by `open_sink`, so that
+every error inside names its sink.
 
 What a failure does to the outputs, in a run with a checkpoint:
 
@@ -13,7 +13,7 @@ What a failure does to the outputs, in a run with a checkpoint:
 | `DataSourceSink` | once, if the data source skips batch ids it has seen | the same |
 | `CallableSink` | at least once | at once |
 | your own, with an `EpochWriter` | once | when its epoch is committed |
-| your own, with a `Writer` | at least once | as it likes |
+| your own, with a `Writer` | at least once | when it writes |
 
 So latency into a sink that publishes by epochs is up to the epoch interval and what it takes to
 commit an epoch. In a run without a checkpoint all but your own write at once, or after some rows or

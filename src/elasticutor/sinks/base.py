@@ -1,4 +1,4 @@
-"""What a sink is, and what its writers promise."""
+"""The interfaces of sinks and their writers, and what these promise."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from elasticutor.errors import ElasticutorError
 
 
 class SinkError(ElasticutorError, RuntimeError):
-    """A sink that did not take what it was given."""
+    """A sink failed to take or publish outputs."""
 
 
 class Writer(ABC):
-    """What takes the outputs, inside the sink's process. Used by one thread only.
+    """Takes the outputs, inside the sink's process. Used by one thread only.
 
-    Whatever it writes is seen at once, so in a run with a checkpoint it writes *at least once*:
-    after a failure, outputs of the epoch that was under way are written again. Derive from
-    `EpochWriter` for outputs that are seen exactly once.
+    Its outputs are visible at once, so in a run with a checkpoint it writes *at least once*: after
+    a failure, outputs of the epoch that was under way are written again. Derive from `EpochWriter`
+    for outputs that are seen exactly once.
     """
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take a batch. While this lasts nothing else is taken, and back-pressure builds up."""
+        """Take a batch. Until it returns no other is taken, and back-pressure builds up."""
 
     def flush(self) -> None:  # noqa: B027 (most keep nothing back)
         """Pass on what was kept back. Called when an epoch ends, before it is committed."""
 
     def tick(self) -> None:  # noqa: B027 (most have nothing that grows old)
-        """Some time has passed. Called a few times a second, also when nothing arrives."""
+        """Do what is due by the clock. Called a few times a second, also when nothing arrives."""
 
     def close(self) -> None:  # noqa: B027 (most have nothing to close)
-        """Let go of files and connections. Called once, whatever happened."""
+        """Close files and connections. Called once, also after a failure."""
 
 
 class EpochWriter(Writer):
-    """Publishes the outputs of each epoch once, whatever fails and whenever.
+    """Publishes the outputs of each epoch once, whatever fails at any moment.
 
-    What it is asked, in the order of one epoch's life:
+    The calls of one epoch, in their order:
 
     ```
-    write(batch) …       outputs of epoch 7, which nobody may see yet
-    prepare(7)           all of them are safe, but not seen; returns a message
+    write(batch) …       outputs of epoch 7, not visible yet
+    prepare(7)           all of them are safe, but not visible; returns a message
     write(batch) …       outputs of epoch 8 may come before 7 is committed
-    commit(7, message)   now they are seen
+    commit(7, message)   now they are visible
     ```
 
     The message goes into the checkpoint's manifest with the state and the offsets of epoch 7. From
     then on the epoch counts, and `commit` is called at least once: here, or after a failure by
-    whoever takes this writer's place, which may be another process on another machine that has
-    never seen the data. So the message must say all that it takes, and a second `commit` of the
+    this writer's successor, which may be another process on another machine that has never seen
+    the data. So the message must contain all that `commit` needs, and a second `commit` of the
     same message must be harmless.
 
     A new attempt, the first one included, begins with `commit` of the last epoch's message, if
@@ -67,26 +67,26 @@ class EpochWriter(Writer):
 
     @abstractmethod
     def prepare(self, epoch: int) -> Any:
-        """Make all that was written since the last `prepare` safe, without showing it.
+        """Make all that was written since the last `prepare` safe, without publishing it.
 
         Returns:
-            What `commit` needs to show it: numbers, text, bytes, truth values, None, and lists,
+            What `commit` needs to publish it: numbers, text, bytes, truth values, None, and lists,
             tuples and dictionaries of them. It is kept in every manifest, so better small. None if
-            there is nothing to show; `commit` is then not called for this epoch.
+            there is nothing to publish; `commit` is then not called for this epoch.
         """
 
     @abstractmethod
     def commit(self, epoch: int, message: Any) -> None:
-        """Show what `prepare` has made safe, here or in an earlier life; maybe once more.
+        """Publish what `prepare` has made safe, here or in an earlier life; may be a repetition.
 
-        Must last: when it returns, nobody will ask for this again.
+        It must last: once it has returned, there may be no other call.
         """
 
     @abstractmethod
     def abort(self) -> None:
         """Drop all that is not committed: what was written, and what was prepared.
 
-        An earlier life may have left such things too; whoever can find them removes them here.
+        An earlier life may have left such things too; a writer that can find them removes them.
         """
 
 
@@ -95,7 +95,7 @@ class SinkRun:
     """The run in which a sink is opened."""
 
     sink: str = "out"
-    """What the topology calls the sink."""
+    """The sink's name in the topology."""
     run: str = ""
     """What distinguishes this run from all others."""
     job: str = ""
@@ -105,7 +105,7 @@ class SinkRun:
 
 
 class Sink(ABC):
-    """Where outputs go; derive from it for your own. Must survive `cloudpickle`.
+    """Base of all sinks; derive your own from it. Must survive `cloudpickle`.
 
     What happens after a failure is the writer's promise: with a `Writer`, outputs of the epoch that
     was under way are written again; with an `EpochWriter`, every epoch is seen once.
@@ -120,8 +120,8 @@ class Sink(ABC):
 
     @abstractmethod
     def open(self, task: int, schema: pa.Schema) -> Writer:
-        """A writer for outputs of this schema; tasks are counted from 0."""
+        """Return a writer for outputs of this schema; tasks are counted from 0."""
 
     def open_in(self, run: SinkRun, task: int, schema: pa.Schema) -> Writer:
-        """The same, for sinks that want to know of the run; this is what the runtime calls."""
+        """Return a writer that knows its run; the sink's process calls this one."""
         return self.open(task, schema)

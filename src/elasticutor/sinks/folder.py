@@ -18,10 +18,10 @@ _OBJECTS = ("s3", "gcs", "abfs")
 
 
 def require_uri(uri: Any) -> str:
-    """A location as text; a path without a scheme is made absolute, where the job is described.
+    """Return a location as text; a path without a scheme becomes absolute, as of this process.
 
     Raises:
-        BadValueError: It is nothing of the kind.
+        BadValueError: It is not a location.
 
     Example:
         >>> require_uri("s3://bucket/out/"), require_uri("/data/out")
@@ -57,7 +57,7 @@ class Folder:
         ...     with folder.create("new/a") as stream:
         ...         _ = stream.write(b"all of it")
         ...     folder.publish([("new/a", "a")])
-        ...     folder.publish([("new/a", "a")])  # once more: nothing to do
+        ...     folder.publish([("new/a", "a")])  # again: nothing to do
         ...     folder.names(), folder.names("new")
         (['a'], [])
     """
@@ -69,13 +69,13 @@ class Folder:
 
     @classmethod
     def at(cls, uri: str, filesystem: fs.FileSystem | None = None) -> Folder:
-        """The folder that a URI names, or a path in a given file system."""
+        """Return the folder that a URI names, or a path in a given file system."""
         if filesystem is not None:
             return cls(filesystem, uri)
         return cls(*fs.FileSystem.from_uri(uri))
 
     def make(self, name: str = "") -> None:
-        """Have a folder in it, or itself, where there are such things."""
+        """Make a folder in it, or itself, where the file system has folders."""
         if self._fs.type_name in _OBJECTS:
             return
         path = self._at(name)
@@ -88,15 +88,15 @@ class Folder:
             _sync(one.parent)
 
     def create(self, name: str) -> Any:
-        """A stream to a new file."""
+        """Return a stream to a new file."""
         return self._fs.open_output_stream(self._at(name))
 
     def open(self, name: str) -> Any:
-        """A file to read."""
+        """Return a file to read."""
         return self._fs.open_input_file(self._at(name))
 
     def names(self, name: str = "") -> list[str]:
-        """The files in a folder in it, or in itself, without those in folders further down."""
+        """Return the files in a folder in it, or in itself, without those further down."""
         selector = fs.FileSelector(self._at(name), allow_not_found=True)
         found = self._fs.get_file_info(selector)
         return sorted(info.base_name for info in found if info.type == fs.FileType.File)
@@ -132,12 +132,12 @@ class Folder:
                     _sync(folder)
 
     def remove(self, name: str) -> None:
-        """Remove a file; no matter if it is gone."""
+        """Remove a file, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._fs.delete_file(self._at(name))
 
     def remove_folder(self, name: str) -> None:
-        """Remove a folder in it and all that is there; no matter if it is gone."""
+        """Remove a folder in it with all its files, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             self._fs.delete_dir(self._at(name))
 

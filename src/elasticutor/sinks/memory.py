@@ -1,4 +1,4 @@
-"""Outputs that are kept in the driver's memory."""
+"""A sink that keeps outputs in the driver's memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elasticutor.sinks.base import Sink, SinkError, Writer
 
 
 class MemorySink(Sink):
-    """Keeps all outputs on the driver, to be looked at: for tests, notebooks and small results.
+    """Keeps all outputs on the driver: for tests, notebooks and small results.
 
     It never loses any: more rows than it may keep are an error. In a run with a checkpoint only
     rows of committed epochs are shown, each once. A driver that is started again begins with none.
@@ -29,7 +29,7 @@ class MemorySink(Sink):
         self.max_rows = max_rows
 
     def open(self, task: int, schema: pa.Schema) -> MemoryWriter:
-        """A writer that keeps batches in the process where it was opened: on the driver."""
+        """Return a writer that keeps batches in the process where it was opened: on the driver."""
         return MemoryWriter(schema, self.max_rows)
 
 
@@ -58,7 +58,7 @@ class MemoryWriter(Writer):
         self.rows = rows
 
     def table(self) -> pa.Table:
-        """All that was written, in the order of arrival."""
+        """Return all that was written, in the order of arrival."""
         return pa.Table.from_batches(self._batches, self._schema)
 
 
@@ -113,14 +113,14 @@ class EpochMemory:
         self.rows = rows
 
     def begin(self, attempt: int) -> None:
-        """A new attempt: what is not committed will come again."""
+        """Begin an attempt: forget what is not committed, since it comes again."""
         if attempt > self._attempt:
             self._attempt = attempt
             self._open.clear()
             self.rows = self._lasting
 
     def commit(self, epoch: int) -> None:
-        """This epoch counts, and so does every one before it."""
+        """Commit this epoch, and every one before it."""
         for done in sorted(number for number in self._open if number <= epoch):
             batches = self._open.pop(done)
             self._committed.extend(batches)
@@ -128,7 +128,7 @@ class EpochMemory:
         self.epoch = max(self.epoch, epoch)
 
     def table(self, committed_only: bool = True) -> pa.Table:
-        """The rows of committed epochs; or of all, those under way behind the others."""
+        """Return the rows of committed epochs; or of all, those under way behind the others."""
         batches = list(self._committed)
         if not committed_only:
             for epoch in sorted(self._open):

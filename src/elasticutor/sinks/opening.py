@@ -1,4 +1,4 @@
-"""How a sink is opened: so that all that goes wrong in it says which one it was."""
+"""Opening a sink so that every error in it names it."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 def open_sink(
     name: str, sink: Sink, task: int, schema: pa.Schema, run: SinkRun | None = None
 ) -> Writer:
-    """Open a sink so that its errors say which one it is.
+    """Open a sink so that its errors name it.
 
     Args:
-        name: What the topology calls it.
+        name: Its name in the topology.
         sink: The sink.
         task: Which of its processes this is, from 0.
         schema: Of the outputs.
@@ -77,7 +77,7 @@ class _Named(Writer):
 
 
 class _NamedEpochs(_Named, EpochWriter):
-    """The same, for one that publishes by epochs."""
+    """A named writer that publishes by epochs."""
 
     inner: EpochWriter
 

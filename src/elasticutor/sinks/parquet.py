@@ -1,7 +1,7 @@
 """Outputs as Parquet files in a folder, which appear when their epoch is committed.
 
 ```
-<uri>/epoch-000000000012-out-000-5f0c93ab.parquet    an epoch's rows, for everybody to read
+<uri>/epoch-000000000012-out-000-5f0c93ab.parquet    an epoch's rows, published
 <uri>/run-3f9a-1-out-000004-77ab01cd.parquet         those of a run without a checkpoint
 <uri>/_pending/out.0-1b6e0a52/…                      what is not committed yet, or left behind
 ```
@@ -46,14 +46,14 @@ class ParquetSink(Sink):
     In a run without one, files appear when they have `max_rows`, or when their oldest row is about
     `flush_s` old, and what a failure leaves unpublished is lost with the run.
 
-    Whoever reads the folder never sees half a file: rows are written below `_pending`, which Spark
+    Readers of the folder never see half a file: rows are written below `_pending`, which Spark
     (`spark.read.parquet(uri)`) and pyarrow's datasets pass over, and files are moved from there.
     Published files are never touched again, and no two runs use the same names, so runs add to what
-    is there. Files may be taken away by others, but for those of the last epoch: to go on after a
-    failure, these must be where they were put.
+    is there. Others may take files away, except those of the last epoch: a recovery needs them
+    where they were put.
 
-    The folder must be the same for every process that may run the sink: a local one will do only as
-    long as all are on one machine.
+    The folder must be the same for every process that may run the sink: a local one works only
+    while all are on one machine.
 
     Args:
         uri: The folder; it is made if it is not there. With `filesystem`, its path there.
@@ -63,7 +63,7 @@ class ParquetSink(Sink):
         filesystem: Where it is, if a URI does not say enough; must survive pickling.
 
     Raises:
-        BadValueError: Something of this cannot be.
+        BadValueError: An argument has an impossible value.
 
     Example:
         >>> import tempfile
@@ -111,11 +111,11 @@ class ParquetSink(Sink):
         self.filesystem = filesystem
 
     def open(self, task: int, schema: pa.Schema) -> Writer:
-        """A writer outside of any run, as for a run without a checkpoint."""
+        """Return a writer outside of any run, as for a run without a checkpoint."""
         return self.open_in(SinkRun(), task, schema)
 
     def open_in(self, run: SinkRun, task: int, schema: pa.Schema) -> Writer:
-        """A writer that publishes by epochs if there is a checkpoint, by rows and time if not."""
+        """Return a writer: by epochs if there is a checkpoint, by rows and time if not."""
         folder = Folder.at(self.uri, self.filesystem)
         _require_schema(folder, schema)
         # Others may write to this folder as well, and what they have pending is none of ours.
@@ -138,7 +138,7 @@ class _Open:
 
 
 class _Files:
-    """Rows in; files out, that are whole and safe but not published."""
+    """Turns rows into files that are whole and safe, but not published."""
 
     def __init__(
         self, folder: Folder, pending: str, schema: pa.Schema, compression: str, max_rows: int
@@ -146,7 +146,7 @@ class _Files:
         self.folder = folder
         self.pending = pending
         self.token = ""
-        """In the name of every file; another one whenever names might come again."""
+        """Part of every file's name; renewed before names could repeat."""
         self._schema = schema
         self._compression = compression
         self._max_rows = max_rows
@@ -161,7 +161,7 @@ class _Files:
         self.renew()
 
     def renew(self) -> None:
-        """Use names that nobody has used."""
+        """Begin with names that were never used."""
         self.token = secrets.token_hex(4)
         self._numbers = count()
         self.folder.make(self.pending)
@@ -193,7 +193,7 @@ class _Files:
                     self._end_group()
 
     def finish(self) -> list[str]:
-        """Make all that was written safe; returns the files that it is in, and forgets them."""
+        """Make all that was written safe; return the files that it is in, and forget them."""
         with self._noting_failure():
             self._end_file()
             self.folder.settle(*self._whole)
@@ -215,7 +215,7 @@ class _Files:
             self.folder.remove(name)
 
     def drop_all(self) -> None:
-        """Remove whatever is pending, of earlier lives too."""
+        """Remove what is pending, of earlier lives too."""
         self.drop()
         for name in self.folder.names(self.pending):
             self.folder.remove(f"{self.pending}/{name}")
@@ -265,7 +265,7 @@ class _EpochFiles(EpochWriter):
         self._files.write(batch)
 
     def prepare(self, epoch: int) -> Any:
-        """Names relative to the folder: whoever commits may have it mounted elsewhere."""
+        """Return names relative to the folder: the next process may have it mounted elsewhere."""
         names = self._files.finish()
         if not names:
             return None
@@ -283,7 +283,7 @@ class _EpochFiles(EpochWriter):
         self._files.drop_all()
 
     def close(self) -> None:
-        """What is prepared stays: whoever comes next may have to commit it."""
+        """Close; what is prepared stays, since a successor may have to commit it."""
         self._files.drop()
 
 
@@ -344,7 +344,7 @@ def _require_schema(folder: Folder, schema: pa.Schema) -> None:
     try:
         with folder.open(published[-1]) as file:
             theirs = pq.read_schema(file)
-    except FileNotFoundError:  # somebody has taken it away
+    except FileNotFoundError:  # removed meanwhile
         return
     if _shape(theirs) != _shape(ours):
         must = f"have the columns of {published[-1]} there: {_in_words(theirs)}"
@@ -353,7 +353,7 @@ def _require_schema(folder: Folder, schema: pa.Schema) -> None:
 
 
 def _as_parquet(schema: pa.Schema) -> pa.Schema:
-    """The schema as it will be read back: Parquet has its own names within lists, for instance."""
+    """Return the schema as Parquet reads it back: with its own names within lists, for instance."""
     for field in schema:
         try:
             pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()

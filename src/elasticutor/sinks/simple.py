@@ -1,4 +1,4 @@
-"""Sinks that keep nothing: a function to call, and nothing at all."""
+"""Sinks that keep nothing: one calls a function, one only counts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CallableSink(Sink):
         self.function = function
 
     def open(self, task: int, schema: pa.Schema) -> Writer:
-        """A writer that calls the function."""
+        """Return a writer that calls the function."""
         return _Calls(self.function)
 
 
@@ -46,10 +46,10 @@ class _Calls(Writer):
 
 
 class NoSink(Sink):
-    """Takes outputs and forgets them, so that only their number and latency are seen."""
+    """Drops outputs; only their number and latency are measured."""
 
     def open(self, task: int, schema: pa.Schema) -> Writer:
-        """A writer that keeps nothing."""
+        """Return a writer that keeps nothing."""
         return _Forgets()
 
 

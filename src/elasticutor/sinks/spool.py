@@ -1,4 +1,4 @@
-"""Record batches that wait: in memory while they are few, then in a file without a name."""
+"""A queue of record batches: in memory while they are few, then in an unnamed file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import IO
 import pyarrow as pa
 
 MEMORY_BYTES = 64 * 1024 * 1024
-"""What a spool keeps in memory unless told otherwise."""
+"""Bytes that a spool keeps in memory by default."""
 
 
 class Spool:
@@ -56,7 +56,7 @@ class Spool:
             self._spill()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All of them, read back as they are taken; nothing may be appended meanwhile."""
+        """Yield all of them, read back as they are taken; nothing may be appended meanwhile."""
         if self._file is not None and self._stream is not None:
             self._stream.close()
             self._stream = None

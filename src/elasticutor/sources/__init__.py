@@ -1,7 +1,7 @@
-"""Where the tuples of a topology come from.
+"""Sources: where the tuples of a topology come from.
 
-A `Source` is a description that travels to the processes that read it; each of these opens a
-`Reader` for its part (its *task*, counted from 0) and asks it again and again what is due:
+A `Source` is a description that travels to the processes that read it. Each of these opens a
+`Reader` for its part (its *task*, counted from 0) and polls it for what is due:
 
 ```
 offer = reader.poll(time.time(), max_rows)   # never waits
@@ -10,13 +10,14 @@ if offer is None and not reader.exhausted:   # then the process sleeps, or does 
 ```
 
 A reader that has rows at hand may give few of them as they are (`poll_rows`, asked first), and one
-with a schedule may say so (`knows_when`): both make latency shorter.
+with a schedule may say so (`knows_when`): both shorten latency.
 
 The reader's `offset` goes into every checkpoint. After a failure the source is opened again there,
 and what it offers from then on must be the same tuples as before, in the same order; they may be
 divided differently among offers.
 
-`Generator` makes the load of the paper's experiments; `IterableSource` gives out what it was given.
+`Generator` makes the load of the paper's experiments; `IterableSource` reads batches or rows from
+memory.
 """
 
 from __future__ import annotations

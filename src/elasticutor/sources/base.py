@@ -1,4 +1,4 @@
-"""Sources and readers: what a topology's tuples come through."""
+"""The interfaces of sources, their readers, and what these offer."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class Offer:
     born: float
     """When the oldest of them was due, in seconds since 1970.
 
-    Latency counts from here, and not from when the reader was asked: a reader that is asked late
-    says how late.
+    Latency counts from here, not from the poll: a reader that is polled late says how late.
     """
 
     due_us: npt.NDArray[np.int64] | None = None
@@ -42,10 +41,10 @@ class RowOffer:
 
 
 class Reader(ABC):
-    """One task's way through a source. Attributes and methods are used by one thread only."""
+    """Reads one task's part of a source. Used by one thread only."""
 
     exhausted: bool = False
-    """Whether nothing will ever come again."""
+    """Whether the source has ended for this task."""
 
     offset: Any = None
     """The position behind the last offer; never None after one.
@@ -54,62 +53,62 @@ class Reader(ABC):
     """
 
     rate: float | None = None
-    """What it would give per second if nothing held it up, for the scheduler: infinity if that is
-    all it has at once; None where it does not know, and has to be measured."""
+    """Tuples per second that it would offer unhindered, for the scheduler: infinity if it has all
+    at once; None if it does not know, so that the rate is measured."""
 
     checkpointed: bool = False
     """Whether the run has a checkpoint, and `committed` is called; set before the first `poll`."""
 
     knows_when: bool = False
-    """Whether `wait_s` is exact and may be asked at any time: then `poll` is not called in vain."""
+    """Whether `wait_s` is exact at any time, so that no `poll` is in vain."""
 
     @abstractmethod
     def poll(self, now: float, max_rows: int) -> Offer | None:
-        """What is due by now, at most so many tuples (at least 1); None if nothing is yet.
+        """Return what is due by now, at most `max_rows` tuples (at least 1); None if nothing is.
 
-        It should return within some milliseconds. One that must do slow I/O may do it here: its own
-        process waits, so the markers that end an epoch do too, but no other source does.
+        It should return within some milliseconds. Slow I/O may be done here: this task's process
+        waits, and with it the markers that end an epoch, but no other source does.
         """
 
     def poll_rows(self, now: float, most: int) -> RowOffer | None:
-        """What is due by now, as rows, if that is at least one and at most so many; else None.
+        """Return what is due by now as rows, if that is 1 to `most` of them; else None.
 
-        The source asks it before `poll`, where all takers can be sent rows. For readers that have
-        rows at hand; to make them of a batch is no gain.
+        Called before `poll` where all destinations take rows. For readers that have rows at hand;
+        making them of a batch gains nothing.
         """
         return None
 
     def wait_s(self, now: float) -> float:
-        """Seconds until `poll` may have something; 0 for at once.
+        """Return the seconds until `poll` may have something; 0 for at once.
 
-        Asked when `poll` had nothing, and never of a reader that is exhausted.
+        Called when `poll` had nothing, and never on an exhausted reader.
         """
         return 0.01
 
     def committed(self, offset: Any) -> None:  # noqa: B027 (most keep nothing for a replay)
-        """An epoch that ended at this offset is committed: nothing before it is asked for again.
+        """Learn that an epoch which ended at this offset is committed: no replay starts before it.
 
-        For readers that hold on to what was read until then: they may delete or acknowledge it
-        here. Offsets come in their order. After a failure some may be left out; the next one covers
-        them. Only in a run with a checkpoint.
+        A reader that keeps what it has read until then may delete or acknowledge it here. Offsets
+        come in their order. After a failure some may be left out; the next one covers them. Called
+        only in a run with a checkpoint.
         """
 
     def close(self) -> None:  # noqa: B027 (most have nothing to close)
-        """Let go of files and connections. Called once, whatever happened."""
+        """Close files and connections. Called once, also after a failure."""
 
 
 class Source(ABC):
-    """Where tuples come from; derive from it for your own. Must survive `cloudpickle`."""
+    """Base of all sources; derive your own from it. Must survive `cloudpickle`."""
 
     schema: SchemaLike
-    """Of the tuples: Arrow schema, DDL string or Spark's `StructType`."""
+    """Schema of the tuples: an Arrow schema, a DDL string or Spark's `StructType`."""
 
     tasks: int = 1
     """How many processes read it, unless the topology says otherwise."""
 
     @abstractmethod
     def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
-        """A reader for one of several tasks.
+        """Return a reader for one of several tasks.
 
         Args:
             task: Which one, from 0.

@@ -20,7 +20,7 @@ from elasticutor.sources.checks import require, require_whole
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 BLOCK_ROWS = 16_384
-"""Tuples of a generator that are drawn at once: about a millisecond of work."""
+"""Tuples that a generator draws at once: about a millisecond of work."""
 
 _AHEAD_ROWS = 512
 _POOL_BYTES = 8 * 1024 * 1024
@@ -31,7 +31,7 @@ _DRAWS, _SHUFFLES, _PAYLOADS, _HOT = range(4)
 
 @dataclass(frozen=True, slots=True)
 class HotKey:
-    """One key that draws a share of all tuples, and another one every so many seconds."""
+    """One key that draws a share of all tuples; every `seconds` it is another one."""
 
     share: float
     seconds: float
@@ -43,17 +43,17 @@ class HotKey:
 
 @dataclass(frozen=True)
 class Generator(Source):
-    """A load like the paper's (5.1): keys after Zipf, whose frequencies are shuffled now and then.
+    """Generates the paper's load (5.1): Zipf keys whose frequencies are shuffled now and then.
 
     Columns: `key` (long); `time` (long), when the tuple is due in microseconds after the stream's
     start; and `payload`, random bytes, unless its size is 0.
 
-    With a rate it is an open loop: tuples fall due by the clock, whether or not anyone keeps up,
-    and are offered with the time at which they did. The schedule outlasts a recovery: what fell due
+    With a rate it is an open loop: tuples fall due by the clock, whether or not the topology keeps
+    up, and are offered with their due time. The schedule outlasts a recovery: what fell due
     meanwhile is offered at once, late as it is, unless `catch_up` is off.
 
     Tuple i of a task is a function of the seed, the task, i and the number of tasks alone. So a
-    replay gives the same tuples, and `table` gives them to whoever wants to check a result.
+    replay gives the same tuples, and `table` gives them for checking results.
 
     Example:
         >>> generator = Generator(rate=1_000, keys=100, payload=0, rows=10, seed=7)
@@ -66,7 +66,7 @@ class Generator(Source):
     """
 
     rate: float | None = None
-    """Tuples per second, of all tasks together; None for as fast as they are taken.
+    """Tuples per second, of all tasks together; None for as fast as possible.
 
     Without a rate, stream time passes by a microsecond per tuple.
     """
@@ -81,7 +81,7 @@ class Generator(Source):
     """Bytes of payload per tuple."""
 
     omega: float = 0.0
-    """ω: how often per minute the frequencies are dealt out among the keys anew."""
+    """ω: how often per minute the frequencies are shuffled among the keys."""
 
     rows: int | None = None
     """How many tuples there are, of all tasks together; None for no end."""
@@ -90,10 +90,10 @@ class Generator(Source):
     """How long the stream is, by its schedule; None for no end."""
 
     seed: int = 0
-    """Streams of different seeds have nothing to do with each other."""
+    """Streams of different seeds are independent."""
 
     shuffle_rows: int | None = None
-    """As `omega`, but after so many tuples of all tasks together."""
+    """As `omega`, but after this many tuples of all tasks together."""
 
     hot: HotKey | None = None
     """A single key that outweighs the others for a while."""
@@ -131,7 +131,7 @@ class Generator(Source):
         return pa.schema(fields)
 
     def count(self, task: int = 0, tasks: int = 1) -> int | None:
-        """How many tuples a task has in all, or None if there is no end."""
+        """Return how many tuples a task has in all, or None if there is no end."""
         ends = [] if self.rows is None else [self.rows]
         if self.seconds is not None and self.rate is not None:
             # Rounded, because 0.07 s at 100 per second are seven tuples and not eight.
@@ -139,7 +139,7 @@ class Generator(Source):
         return max(0, -(-(min(ends) - task) // tasks)) if ends else None
 
     def table(self, task: int, tasks: int, start: int, stop: int) -> pa.RecordBatch:
-        """Tuples from start to before stop of a task, without any clock; fewer at the end."""
+        """Return a task's tuples from start to before stop, without a clock; fewer at the end."""
         tuples = _Tuples(self, task, tasks)
         batches = list(tuples.batches(start, stop))
         if not batches:
@@ -147,11 +147,11 @@ class Generator(Source):
         return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
     def ranking(self, shuffle: int = 0) -> Ints:
-        """All keys by falling frequency, after so many shuffles; a hot key is left out of it."""
+        """Return all keys by falling frequency after a number of shuffles, without the hot key."""
         return np.random.default_rng([self.seed, _SHUFFLES, shuffle]).permutation(self.keys)
 
     def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
-        """A reader whose schedule starts when it is first asked."""
+        """Return a reader whose schedule starts when it is first asked."""
         return _GeneratorReader(self, task, tasks, offset)
 
     def _require_a_clock_for(self, name: str, value: float | None, instead: str) -> None:
@@ -188,11 +188,11 @@ class _Tuples:
         """Microseconds between two tuples of all tasks together."""
 
     def due_s(self, number: int) -> float:
-        """Seconds after the stream's start at which a tuple is due."""
+        """Return seconds after the stream's start at which a tuple is due."""
         return (number * self._tasks + self._task) * self._period / _MICROSECONDS
 
     def due_by(self, seconds: float) -> int:
-        """How many tuples are due by then."""
+        """Return how many tuples are due by then."""
         places = seconds * _MICROSECONDS / self._period - self._task
         number = max(0, math.floor(places / self._tasks) + 1)
         # Divisions round; what is due is what `due_s` says.
@@ -203,7 +203,7 @@ class _Tuples:
         return number
 
     def batches(self, start: int, stop: int) -> Iterable[pa.RecordBatch]:
-        """The tuples from start to before stop, in pieces that are cheap to make."""
+        """Return the tuples from start to before stop, in pieces that are cheap to make."""
         stop = stop if self.count is None else min(stop, self.count)
         while start < stop:
             end = self.piece(start, stop)
@@ -211,11 +211,11 @@ class _Tuples:
             start = end
 
     def piece(self, start: int, stop: int) -> int:
-        """How far from start a piece goes."""
+        """Return how far from start a piece goes."""
         return min(stop, start - start % self._segment + self._segment)
 
     def batch(self, start: int, stop: int) -> pa.RecordBatch:
-        """The tuples from start to before stop, all of one segment.
+        """Return the tuples from start to before stop, all of one segment.
 
         A few are cut from a batch that was made ahead: to make one costs the same for hundreds.
         """
@@ -229,7 +229,7 @@ class _Tuples:
         return made.slice(start - first, stop - start)
 
     def rows(self, start: int, stop: int, begun_us: int) -> tuple[list[tuple[Any, ...]], list[int]]:
-        """The same as tuples of Python, and when each is due; also cut from what was made ahead."""
+        """Return them as Python tuples, and when each is due; also cut from what was made ahead."""
         first, rows = self._rows_ahead
         if not first <= start <= stop <= first + len(rows):
             batch = self._made(start, self.piece(start, start + _AHEAD_ROWS))
@@ -261,7 +261,7 @@ class _Tuples:
         return keys
 
     def _shuffles(self, places: Ints, times: Ints) -> Ints:
-        """How often the keys were shuffled before each tuple."""
+        """Return how often the keys were shuffled before each tuple."""
         if self._generator.omega:
             return times // max(1, round(60 * _MICROSECONDS / self._generator.omega))
         return places // (self._generator.shuffle_rows or np.iinfo(np.int64).max)
@@ -311,7 +311,7 @@ class _Ranks:
         return _Ranks(ranks, zipf)
 
     def at(self, uniform: npt.NDArray[np.float64]) -> Ints:
-        """The rank (from 0) that each number of [0, 1) falls to."""
+        """Return the rank (from 0) that each number of [0, 1) falls to."""
         ranks: Ints = self._guesses[(uniform * self._cells).astype(np.int64)]
         ranks += self._upto[ranks] <= uniform
         late = np.flatnonzero(self._upto[ranks] <= uniform)
@@ -321,7 +321,7 @@ class _Ranks:
 
 @lru_cache(maxsize=4)
 def _pool(payload: int, seed: int) -> pa.Array:
-    """Payloads to slice from: one buffer, which every block uses anew.
+    """Payloads to slice from: one buffer, which every block reuses.
 
     The number of them divides a block's, so a piece of a block is one slice and nothing is copied.
     """
@@ -332,12 +332,12 @@ def _pool(payload: int, seed: int) -> pa.Array:
 
 
 def _hot_keys(keys: int, seed: int) -> Ints:
-    """The hot keys in their order: no key follows itself."""
+    """Return the hot keys in their order: no key follows itself."""
     return np.random.default_rng([seed, _HOT]).permutation(keys)
 
 
 def _runs(values: Ints) -> Iterable[tuple[int, slice]]:
-    """The distinct values of an array that never falls, each with where it stands."""
+    """Return the distinct values of an array that never falls, each with where it stands."""
     if values[0] == values[-1]:
         yield int(values[0]), slice(None)
         return
@@ -370,7 +370,7 @@ class _GeneratorReader(Reader):
         return self._tuples.count is not None and self._next >= self._tuples.count
 
     def poll(self, now: float, max_rows: int) -> Offer | None:
-        """All tuples that are due, up to the end of what is cheap to give at once."""
+        """Return all tuples that are due, up to the end of what is cheap to give at once."""
         first, due = self._next, self._due(now, max_rows)
         if due <= first:
             return None
@@ -385,7 +385,7 @@ class _GeneratorReader(Reader):
         return Offer(batch, begun + self._tuples.due_s(first), due_us)
 
     def poll_rows(self, now: float, most: int) -> RowOffer | None:
-        """All tuples that are due, if they are few."""
+        """Return all tuples that are due, if they are few."""
         first = self._next
         due = self._due(now, most + 1)
         if not self._paced or not first < due <= first + most:

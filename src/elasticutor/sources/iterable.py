@@ -1,4 +1,4 @@
-"""A source that gives out what it is given."""
+"""A source of batches or rows in memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from elasticutor.sources.checks import require_whole
 
 
 class IterableSource(Source):
-    """Gives out what it is given, as fast as it is taken; for tests and small inputs.
+    """Reads batches or rows from memory, as fast as possible; for tests and small inputs.
 
     All of it is kept and travels with the source. With several tasks, task k has the batches k,
     k + tasks, and so on. An offset is how many batches of its own a task has given out, and how
     many rows of the next one.
 
     Args:
-        batches_or_rows: Record batches of that very schema; or rows, as tuples or as dictionaries.
+        batches_or_rows: Record batches of exactly that schema; or rows, as tuples or dictionaries.
         schema: In any form that `elasticutor.schemas.to_arrow` takes.
         tasks: How many processes read it, unless the topology says otherwise.
         batch_rows: How many rows make a batch, if they are rows.
@@ -60,7 +60,7 @@ clicks int")
             self.batches = tuple(_batches(self.schema, given, batch_rows))
 
     def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
-        """A reader of every tasks-th batch."""
+        """Return a reader of every tasks-th batch."""
         mine = tuple(batch for batch in self.batches[task::tasks] if batch.num_rows)
         return _BatchReader(mine, offset)
 
@@ -80,7 +80,7 @@ class _BatchReader(Reader):
         return self.offset[0] >= len(self._batches)
 
     def poll(self, now: float, max_rows: int) -> Offer | None:
-        """The next batch, or a piece of it if it is larger than wanted."""
+        """Return the next batch, or a piece of it if it is larger than wanted."""
         if self.exhausted:
             return None
         given, row = self.offset

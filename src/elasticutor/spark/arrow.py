@@ -1,6 +1,6 @@
-"""Record batches between Spark and the engine: both have Arrow, but not quite the same.
+"""Conversion of record batches between Spark and the engine, whose Arrow types differ slightly.
 
-What differs, as Spark 4 hands batches to a `mapInArrow` function and takes them back:
+The differences, as Spark 4 hands batches to a `mapInArrow` function and takes them back:
 
 | | from Spark | engine | back to Spark |
 |---|---|---|---|
@@ -42,7 +42,7 @@ _UNFIT: Final = (pa.ArrowException, TypeError, ValueError)
 
 
 class Incoming:
-    """Makes of what Spark hands to a `mapInArrow` function batches of exactly the engine's schema.
+    """Converts the batches of a `mapInArrow` function to exactly the engine's schema.
 
     It can be pickled, and serves one task at a time.
 
@@ -63,7 +63,7 @@ class Incoming:
         self._labels = self._types = False
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch as the engine has it; no value is copied, save for large strings.
+        """Return the batch in the engine's schema; only large strings are copied.
 
         Raises:
             BadValueError: It has other columns, or columns of other types.
@@ -82,7 +82,7 @@ class Incoming:
         return batch
 
     def _look_at(self, given: pa.Schema) -> None:
-        """Find out once what is to be done to batches of a schema."""
+        """Find out once how to convert batches of a schema."""
         if given.names != self._schema.names:
             raise BadValueError("batch from Spark", f"have {self._schema.names}", given.names)
         casts: dict[int, pa.DataType] = {}
@@ -100,7 +100,7 @@ class Incoming:
 
 
 class Outgoing:
-    """Makes of the operators' outputs what Spark takes back from a `mapInArrow` function.
+    """Converts the operators' outputs to what Spark takes back from a `mapInArrow` function.
 
     It can be pickled, and serves one task at a time.
 
@@ -108,9 +108,9 @@ class Outgoing:
         outputs: Per operator, its output as `spark_schema` has it.
         hidden: The name of the first column, which has the part that a row belongs to; None: there
             is no such column.
-        tagged: Whether rows say which operator made them: then there is the column `operator`,
-            and a struct for each of them that is null where the row is another's. If not, there
-            is but one operator.
+        tagged: Whether rows name their operator: then there is the column `operator`, and a
+            struct for each operator, null where the row is another's. If not, there is only one
+            operator.
 
     Example:
         >>> outputs = {"a": pa.schema({"x": pa.int64()}), "b": pa.schema({"y": pa.string()})}
@@ -139,12 +139,12 @@ class Outgoing:
         self._kept: dict[str, tuple[pa.Array, pa.Array]] = {}
 
     def __call__(self, operator: str, batch: pa.RecordBatch, part: int) -> pa.RecordBatch:
-        """An operator's output as Spark wants it.
+        """Return an operator's output in Spark's schema.
 
         Args:
-            operator: Who made it.
-            batch: What it made, of the engine's schema.
-            part: The value of the hidden column, from 0; of no account if there is none.
+            operator: The operator's name.
+            batch: Its output, of the engine's schema.
+            part: The value of the hidden column, from 0; ignored if there is none.
 
         Raises:
             BadValueError: There is no such operator, or this is not its output.
@@ -167,9 +167,9 @@ class Outgoing:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _constants(self, operator: str, rows: int) -> tuple[pa.Array, pa.Array]:
-        """So many times an operator's name, and null in place of its output.
+        """Return columns of a length: an operator's name, and null in place of its output.
 
-        Slices of the longest that were asked for so far, because these are dear to make.
+        They are slices of the longest so far, because these are expensive to make.
         """
         kept = self._kept.get(operator)
         if kept is None or len(kept[0]) < rows:
@@ -189,7 +189,7 @@ class Outgoing:
 
 
 def engine_schema(schema: pa.Schema) -> pa.Schema:
-    """A schema as the engine takes it from Spark: everything nullable, no metadata of columns.
+    """Return a schema as the engine takes it from Spark: all nullable, no metadata of columns.
 
     Whether Spark says that a column has no nulls depends on its optimizer, and on which source was
     read last. State on disk names the types of its keys and must not depend on it.
@@ -202,9 +202,9 @@ def engine_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def wider(kind: pa.DataType) -> pa.DataType:
-    """The type in which Spark has all values of an Arrow type, if it has any for them.
+    """Return the type in which Spark holds all values of an Arrow type, if it has one.
 
-    Of moments it has no nanoseconds.
+    Its timestamps have no nanoseconds.
 
     Example:
         >>> wider(pa.list_(pa.uint32()))
@@ -240,7 +240,7 @@ def _wider(kind: pa.DataType) -> pa.DataType:
 
 
 def cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """A column in the type that `wider` gives.
+    """Cast a column to the type that `wider` gives.
 
     Example:
         >>> cast(pa.array([b"ab"], pa.binary(2)), pa.binary()).type
@@ -255,7 +255,7 @@ def cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 class _Relabelled:
-    """A batch under another schema of the same layout, by Arrow's C interface: nothing is copied.
+    """A batch under another schema of the same layout, by Arrow's C interface, without a copy.
 
     Arrow's casts change labels too, but take two to four times as long, and copy the offsets of
     lists and maps that are slices.
@@ -275,7 +275,7 @@ def _nullable(kind: pa.DataType) -> pa.DataType:
 
 
 def _bare(kind: pa.DataType) -> pa.DataType:
-    """What is left of a type without labels: types of one such form have one layout."""
+    """Return what is left of a type without labels: types of one such form have one layout."""
 
     def leaf(kind: pa.DataType) -> pa.DataType:
         return pa.timestamp(kind.unit) if pa.types.is_timestamp(kind) else kind
@@ -293,7 +293,7 @@ def _rebuilt(
     leaf: Callable[[pa.DataType], pa.DataType],
     label: Callable[[pa.Field], pa.Field],
 ) -> pa.DataType:
-    """A type with every plain type in it, and then every field around one, replaced."""
+    """Return a type with every plain type in it, and then every field around one, replaced."""
 
     def inner(field: pa.Field) -> pa.Field:
         return label(field.with_type(_rebuilt(field.type, leaf, label)))

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 import weakref
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, cast
 
 from pyspark.sql import SparkSession
 
-from elasticutor.core.executor.config import ExecutorConfig
-from elasticutor.core.paradigm import Paradigm
-from elasticutor.driver.cluster import (
-    EPOCH_INTERVAL_S,
-    LATENCY_TARGET_S,
-    PATIENCE_S,
-    RESTARTS,
-    SCHEDULE_S,
-    START_TIMEOUT_S,
-    BaseCluster,
-)
-from elasticutor.driver.life.phases import RunError
-from elasticutor.driver.life.supervisor import Supervisor
+from elasticutor.core.run.phases import RunError
+from elasticutor.driver.cluster import SCHEDULE_S, START_TIMEOUT_S, BaseCluster
 from elasticutor.driver.run import Run
+from elasticutor.driver.supervisor import Supervisor
 from elasticutor.errors import BadValueError
 from elasticutor.process.hosting.hosts import GIB, NodesWanted
 from elasticutor.spark.jobs import EndsTask, LongJob, NodesTask
@@ -33,11 +23,13 @@ from elasticutor.topology import Topology
 
 log = logging.getLogger(__name__)
 
+_Options = ParamSpec("_Options")
+
 _CLUSTERS: weakref.WeakSet[Cluster] = weakref.WeakSet()
-"""All that were started."""
+"""All clusters that were started."""
 
 _END_S = 10.0
-"""How long hosts have to end by themselves before Spark is told to kill them."""
+"""How long hosts have to end by themselves before Spark kills them."""
 
 
 class Cluster(BaseCluster):
@@ -45,23 +37,22 @@ class Cluster(BaseCluster):
 
     On a cluster of machines every node is one Spark task on one Spark executor, and reserves its
     cores there. With a `local[…]` master all nodes are emulated in one Spark task: each with its
-    own directory and sockets, and TCP between them, so that what is remote costs what remote costs.
+    own directory and sockets, and TCP between them, so that remote traffic has its real cost.
 
     Args:
         spark: The session; not one of Spark Connect.
-        nodes: How many; default: one per Spark executor, and one with a local master.
-        cores: Of each node; default: all that Spark has on an executor but one, which is left for
+        nodes: Number of nodes; default: one per Spark executor, and one with a local master.
+        cores: Cores of each node; default: all of a Spark executor's but one, which is left for
             sources and sinks; with a local master, as many as it has slots.
         pin: Pin tasks to CPUs; default: where the machine has more CPUs than its nodes have cores.
-        state_bytes: The most that one executor's state on one node can take. Only a limit: space
-            is used as it is needed.
-        port: Of the driver; default: any free one.
+        state_bytes: Limit of one executor's state on one node; space is used as needed.
+        port: The driver's port; default: any free one.
         schedule_s: How often the scheduler may change executors' cores; 0: never.
         start_timeout_s: How long the nodes may take to start.
 
     Raises:
-        BadValueError: Numbers that cannot be, too few slots, an old pyspark, or Spark Connect.
-        ClusterError: The nodes do not come up; says why.
+        BadValueError: Impossible numbers, too few slots, an old pyspark, or Spark Connect.
+        ClusterError: The nodes do not start; says why.
     """
 
     def __init__(
@@ -106,11 +97,11 @@ class Cluster(BaseCluster):
 
     @property
     def slots(self) -> int:
-        """How many of Spark's slots its nodes take."""
+        """Return how many of Spark's slots its nodes take."""
         return 1 if self._offer.local else len(self._wanted.names) * self._wanted.cores
 
     def is_on(self, spark: SparkSession) -> bool:
-        """Whether it takes slots of this session's Spark."""
+        """Return whether it takes slots of this session's Spark."""
         return not self.stopped and self._spark.sparkContext is spark.sparkContext
 
     def _start_nodes(self, generation: int = 0) -> None:
@@ -128,7 +119,7 @@ class Cluster(BaseCluster):
         )
 
     def _nodes_ended(self, reason: str) -> None:
-        """The job that hosts the nodes is over; unless we have ended it, they are lost."""
+        """Handle the end of the nodes' job: they are lost, unless we have ended it."""
         self._all_nodes_lost(reason or "the Spark job that hosts the nodes has ended")
 
     def _why_not(self) -> str:
@@ -171,7 +162,7 @@ class Cluster(BaseCluster):
         supervisor.on_ended(lambda: self._finish_ends(job))
 
     def _finish_ends(self, job: LongJob) -> None:
-        """Sources and sinks end by themselves; should one not, Spark kills them."""
+        """End sources and sinks: by themselves, or else Spark kills them."""
 
         def finish() -> None:
             if not job.join(_END_S):
@@ -187,43 +178,27 @@ class Cluster(BaseCluster):
                     log.warning("Spark has not ended the job group %s", job.group)
 
 
-def submit(
-    topology: Topology,
-    cluster: BaseCluster,
-    *,
-    latency_target: float | None = LATENCY_TARGET_S,
-    paradigm: Paradigm = "elastic",
-    balance_s: float = 0.1,
-    measure_s: float = 0.25,
-    config: ExecutorConfig | None = None,
-    journal: str | Path | None = None,
-    keep: bool = False,
-    checkpoint: str | Path | None = None,
-    epoch_interval: float = EPOCH_INTERVAL_S,
-    epoch: int | None = None,
-    restarts: int = RESTARTS,
-    patience_s: float = PATIENCE_S,
-) -> Run:
-    """Start a topology on a cluster; see `Cluster.submit`."""
-    return cluster.submit(
-        topology,
-        latency_target=latency_target,
-        paradigm=paradigm,
-        balance_s=balance_s,
-        measure_s=measure_s,
-        config=config,
-        journal=journal,
-        keep=keep,
-        checkpoint=checkpoint,
-        epoch_interval=epoch_interval,
-        epoch=epoch,
-        restarts=restarts,
-        patience_s=patience_s,
-    )
+def _on_cluster(
+    method: Callable[Concatenate[BaseCluster, Topology, _Options], Run],
+) -> Callable[Concatenate[Topology, BaseCluster, _Options], Run]:
+    """`BaseCluster.submit` as a function, with the options that are listed there."""
+
+    def submit(topology: Topology, cluster: BaseCluster, **options: Any) -> Run:
+        """Start a topology on a cluster; see `Cluster.submit`."""
+        return cluster.submit(topology, **options)
+
+    signature = inspect.signature(method)
+    own, taken, *options = signature.parameters.values()
+    order = [taken, own.replace(name="cluster", annotation="BaseCluster"), *options]
+    vars(submit)["__signature__"] = signature.replace(parameters=order)
+    return cast("Callable[Concatenate[Topology, BaseCluster, _Options], Run]", submit)
+
+
+submit = _on_cluster(BaseCluster.submit)
 
 
 def _require_slots(offer: SparkResources, nodes: int, cores: int, taken: int) -> None:
-    """Refuse what Spark would wait for without end."""
+    """Refuse a demand that Spark would wait for without end."""
     if offer.local:
         needed, why = 2, "one for the nodes, one for sources and sinks or a query"
     else:

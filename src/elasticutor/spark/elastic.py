@@ -1,9 +1,9 @@
-"""`elastic`: stateful operators on elastic executors, inside of a DataFrame query.
+"""`elastic`: stateful operators on elastic executors, inside a DataFrame query.
 
 Spark reads, Spark writes, Spark commits; the executors of a `Cluster` hold the state. A query's
 tasks are their upstreams: an ordinary `mapInArrow` that sends rows and takes outputs back. An
-exchange of its own follows it, so that its stage has all of its tasks, always, and none of any
-other operator; unless it is left out (`exchange=False`), where the sink sees to that.
+exchange of its own follows it, so that its stage always has all of its tasks, and none of another
+operator. Without it (`exchange=False`) the sink ensures that.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 
 from elasticutor.driver.checkpoints import ENDING
 from elasticutor.driver.cluster import LATENCY_TARGET_S, BaseCluster
-from elasticutor.driver.queries.reception import QueryDriver, QuerySeen, goes_on
+from elasticutor.driver.queries.query_driver import QueryDriver, QuerySeen, goes_on
 from elasticutor.driver.run import Run
-from elasticutor.errors import BadValueError
+from elasticutor.errors import BadValueError, Words
 from elasticutor.operator import Operator
 from elasticutor.process.ingress import Feed
 from elasticutor.spark.cluster import Cluster
@@ -32,7 +32,6 @@ from elasticutor.spark.progress import served_by
 from elasticutor.spark.queries import SparkWays
 from elasticutor.spark.session import require_session
 from elasticutor.state.checkpoint import InUseError, Location, MismatchError
-from elasticutor.state.checkpoint.errors import Words
 from elasticutor.topology import require_name
 
 log = logging.getLogger(__name__)
@@ -58,26 +57,26 @@ def elastic(
     cluster: BaseCluster | None = None,
     _balance_s: float = 0.1,
 ) -> DataFrame:
-    """Let a stateful operator work on the rows of a DataFrame, on elastic executors.
+    """Return a DataFrame of what a stateful operator makes of another's rows, elastically.
 
     On a streaming DataFrame state goes on from batch to batch and is exactly once; on a batch
     DataFrame every action begins with none.
 
     Args:
         df: The rows; streaming or not.
-        operator: What to do with them. Several by name are all fed with the same rows; the result
-            then has a column `operator` and, for each of them, a struct of what it makes.
-        key: What says which state a row belongs to: a column, a `Column`, an expression in SQL, or
-            several of these.
-        name: What the state is called in the checkpoint; default: the operator's class. Operators
-            of one query need different names.
-        executors: How many elastic executors each operator has; default: one per node.
-        shards: How many shards each of them has.
-        checkpoint: Where state is made durable: a directory, or a URI that `pyarrow.fs` knows.
+        operator: The operator, or several by name that all get the same rows; the result then has
+            a column `operator` and, for each of them, a struct of its output.
+        key: The key of a row's state: a column, a `Column`, an expression in SQL, or several of
+            these.
+        name: The state's name in the checkpoint; default: the operator's class. Operators of one
+            query need different names.
+        executors: Elastic executors of each operator; default: one per node.
+        shards: Shards of each executor.
+        checkpoint: Where state becomes durable: a directory, or a URI that `pyarrow.fs` knows.
             Default: the folder `elasticutor/<name>` in the query's own checkpoint.
-        latency_target: What the scheduler aims at, in seconds, where it can choose.
-        exchange: Whether Spark exchanges the outputs before it goes on. Without it a batch is
-            sooner done. Only for a streaming query whose one elastic operator goes straight into
+        latency_target: The scheduler's aim, in seconds, where it can choose.
+        exchange: Whether Spark exchanges the outputs before it goes on. Without it batches are
+            shorter. Only for a streaming query whose one elastic operator goes straight into
             a sink that runs every partition once (files, Kafka, `noop`; not `foreachBatch`), with
             nothing but `select`, `filter` and the like between them; any other is refused. The
             price: Spark cannot run a task again whose sink has failed; the batch fails, and
@@ -86,8 +85,8 @@ def elastic(
             first needed.
 
     Raises:
-        BadValueError: Something of this cannot be; the message says what, and what to do.
-        ClusterError: A cluster cannot be had.
+        BadValueError: An argument is impossible; the message says which, and what to do.
+        ClusterError: The cluster does not start.
 
     Example:
         Clicks per user, as a stream of changes:
@@ -115,7 +114,7 @@ def elastic(
     if checkpoint is not None:
         checkpoint = str(checkpoint)
     tagged = not isinstance(operator, Operator)
-    # All that can be refused is, before a cluster is started.
+    # Refuse whatever can be refused before a cluster starts.
     prepared = prepare(
         df, operators, key, executors=executors or 1, shards=shards, cores=1, tagged=tagged
     )
@@ -163,7 +162,7 @@ def elastic(
 
 
 def _named(operator: Any, name: str | None) -> tuple[dict[str, Operator], str]:
-    """The operators by their names, and what the state of all of them is called."""
+    """Return the operators by name, and the name of the state of all of them."""
     if isinstance(operator, Mapping):
         operators = dict(operator)
         if not operators:
@@ -189,13 +188,13 @@ def _place(query: QuerySeen, checkpoint: str | None, name: str) -> str:
 
 
 def _require_state(query: QuerySeen, name: str, epoch: int, checkpoint: str | None) -> None:
-    """Refuse to begin with nothing where the state seems to have another name.
+    """Refuse to begin without state where the state seems to have another name.
 
     Args:
-        query: Whose state it is, in its own folder.
-        name: What the state is called now.
-        epoch: What is to come next; a new query begins with 1.
-        checkpoint: The place that somebody has given it, if so.
+        query: The query's folder.
+        name: The state's name now.
+        epoch: The next epoch; a new query begins with 1.
+        checkpoint: The location that the user gave, if any.
     """
     if epoch == 1 or Location.at(_place(query, checkpoint, name)).names(""):
         return
@@ -216,7 +215,7 @@ def _require_state(query: QuerySeen, name: str, epoch: int, checkpoint: str | No
 
 
 def _partitions(spark: SparkSession) -> int:
-    """How many partitions outputs have: as many as can be worked on at once, at most."""
+    """Return how many partitions outputs have: at most as many as can be processed at once."""
     wanted = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     return max(1, min(wanted, spark.sparkContext.defaultParallelism))
 
@@ -226,7 +225,7 @@ _STARTING = threading.Lock()
 
 
 def session_cluster(spark: SparkSession) -> Cluster:
-    """The cluster of a session: the one that is there, or a new one.
+    """Return the cluster of a session: its present one, or a new one.
 
     It takes one slot of each Spark executor, and ends with the session or the program.
     """

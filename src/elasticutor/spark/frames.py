@@ -1,4 +1,4 @@
-"""From a DataFrame, operators and a key to what the engine takes, and its outputs back to Spark.
+"""Translation of a DataFrame, operators and a key for the engine, and of outputs for Spark.
 
 Nothing runs here, and nothing is started: whatever can be seen to be wrong with columns, types,
 names or the key is refused before.
@@ -14,8 +14,8 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-from pyspark.sql import types as T  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql import types as T  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, StructField, StructType
 
@@ -75,10 +75,10 @@ _INSTEAD: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the engine takes, and how its outputs go back."""
+    """The engine's inputs, and how its outputs go back."""
 
     frame: DataFrame
-    """The columns that are needed, in their order; then those of the key that had to be made."""
+    """The needed columns in their order; then those of the key that had to be made."""
     plan: Plan
     """The operators alone: no sources, no sinks."""
     schema: pa.Schema
@@ -99,7 +99,7 @@ class Prepared:
         return Outgoing(self.outputs, hidden, tagged=self.tagged)
 
     def declared(self, hidden: str | None) -> StructType:
-        """What `mapInArrow` returns: the output, behind an int column of this name, if any."""
+        """Return the schema for `mapInArrow`: the output, perhaps behind an int column."""
         if hidden is None:
             return self.output
         taken = [name for name in self.output.names if name.lower() == hidden.lower()]
@@ -118,7 +118,7 @@ def prepare(
     cores: int,
     tagged: bool | None = None,
 ) -> Prepared:
-    """Check everything, and say what the engine takes.
+    """Check everything, and return what the engine takes.
 
     Args:
         df: Where the rows come from.
@@ -216,7 +216,7 @@ def _needed(
     names: Sequence[str],
     columns: Mapping[str, Column],
 ) -> DataFrame:
-    """The frame of the columns that someone reads, and of those of the key.
+    """Return the frame of the columns that an operator reads, and of those of the key.
 
     Args:
         df: What the user gave.
@@ -239,7 +239,7 @@ def _needed(
 
 
 def _key(df: DataFrame, key: Any) -> tuple[list[str], dict[str, Column]]:
-    """The names of the key's columns, and those of them that have to be made."""
+    """Return the names of the key's columns, and those of them that have to be made."""
     parts = list(key) if isinstance(key, list | tuple) else [key]
     if not parts:
         raise BadValueError("key", "have at least one column", key)
@@ -263,7 +263,7 @@ def _same(one: str, other: str) -> bool:
 
 
 def _key_part(df: DataFrame, part: Any) -> tuple[str, Column | None]:
-    """The name of a key's column, and how it is made if it is not one of the DataFrame."""
+    """Return the name of a key's column, and how it is made if it is not one of the DataFrame."""
     if isinstance(part, Column) and not type(part).__module__.startswith("pyspark.sql.connect"):
         return _analysed(df, part, lambda: part)
     if not isinstance(part, str):
@@ -281,7 +281,7 @@ def _key_part(df: DataFrame, part: Any) -> tuple[str, Column | None]:
 
 
 def _analysed(df: DataFrame, part: Any, make: Callable[[], Column]) -> tuple[str, Column | None]:
-    """What Spark makes of an expression; see `_key_part`."""
+    """Return what Spark makes of an expression; see `_key_part`."""
     try:
         column = make()
         selected = df.select(column)
@@ -312,7 +312,7 @@ def _analysed(df: DataFrame, part: Any, make: Callable[[], Column]) -> tuple[str
 
 
 def _down_to(plan: Any, own: Any) -> Iterator[str]:
-    """The names of the nodes that Spark put on top of a plan."""
+    """Yield the names of the nodes that Spark put on top of a plan."""
     for _ in range(_DEEPEST):
         if plan.equals(own):
             return
@@ -336,7 +336,7 @@ def _require_comparable(who: str, column: StructField) -> None:
 
 
 def _parts(path: str, kind: DataType) -> Iterator[tuple[str, DataType]]:
-    """A type and all that are inside of it, with the way there."""
+    """Yield a type and all that are inside of it, with the way there."""
     yield path, kind
     if isinstance(kind, T.UserDefinedType):
         yield from _parts(path, kind.sqlType())
@@ -388,7 +388,7 @@ def _require_operators(operators: Mapping[str, Operator], tagged: bool | None) -
 
 
 def _output(who: str, operator: Operator) -> tuple[pa.Schema, StructType]:
-    """What an operator makes, for the engine and for Spark."""
+    """Return the schema of an operator's output, for the engine and for Spark."""
     given: Any = getattr(operator, "output", None)
     who = f"output of {who}"
     output = resolved(who, given)
@@ -423,7 +423,7 @@ def _from_arrow(who: str, output: pa.Schema) -> StructType:
 
 
 def _simplified(kind: Any, *, nullable: bool = False) -> Any:
-    """A type with plain strings for those of a given length, which no Python function may make.
+    """Return a type with plain strings in place of strings of a given length.
 
     Args:
         kind: Any type.

@@ -1,4 +1,4 @@
-"""What a Spark task does that feeds elastic operators.
+"""The Spark task that feeds elastic operators.
 
 It is loaded in every Python worker of a query, so it loads as little as it can.
 """
@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from elasticutor.core.protocol.batches import Ingress
 from elasticutor.core.protocol.ids import Epoch
 from elasticutor.errors import ElasticutorError
-from elasticutor.process.batch_errors import BatchError
+from elasticutor.process.failures import BatchError
 from elasticutor.process.ingress import Feed
 from elasticutor.spark.arrow import Incoming, Outgoing
 
@@ -27,7 +27,7 @@ PREFIX = "elastic"
 
 
 class Ingest:
-    """The function of `mapInArrow`: what a task of the query does."""
+    """The function of `mapInArrow`: runs in each task of the query."""
 
     def __init__(
         self, feed: Feed, incoming: Incoming, outgoing: Outgoing, name: str, *, streaming: bool
@@ -61,7 +61,7 @@ class Ingest:
             for part, (operator, made) in enumerate(fed, task.partition):
                 yield self._outgoing(operator, made, part)
         except ElasticutorError as error:
-            # It says what has happened; how it came here is nobody's business but ours.
+            # The message says what has happened; the traceback would only show our own code.
             raise error.with_traceback(None) from None
 
     def _batch_of(self, context: TaskContext) -> tuple[str, Epoch]:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 _RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt)): .*$", re.MULTILINE)
 _THROWN = re.compile(r"^: [\w.$]+: (.*)$", re.MULTILINE)
-"""How Py4J tells of a Java exception: in its second line, behind a colon."""
+"""Where Py4J names a Java exception: in its second line, behind a colon."""
 
 
 class LongJob:
@@ -38,7 +38,7 @@ class LongJob:
         self.group = group
         self._ended = ended
         self.error = ""
-        """Why it failed, in words; empty as long as it has not."""
+        """Return why it failed; empty unless it has."""
         self._cancelled = False
         self._thread = threading.Thread(
             target=self._run, args=(description, tasks, function, cpus), name=group, daemon=True
@@ -78,7 +78,7 @@ class LongJob:
 
 
 def _behind(error: Exception) -> Exception:
-    """What ended a job: once the context is stopped, pyspark stumbles while it tells of that."""
+    """Return what ended a job; with the context stopped, pyspark fails to report it."""
     first = error.__context__
     if isinstance(error, AttributeError) and isinstance(first, Exception):
         return first
@@ -101,7 +101,7 @@ def _profile(cpus: int) -> Any:
 
 
 def told_by(error: Exception) -> str:
-    r"""The part of a Spark exception that its reader wants: what Python raised, or Spark itself.
+    r"""Return the useful part of a Spark exception: what Python raised, or Spark itself.
 
     Example:
         >>> told_by(Exception("Job aborted\n  File x\nModuleNotFoundError: No module named 'y'"))
@@ -120,7 +120,7 @@ def told_by(error: Exception) -> str:
 
 
 class NodesTask:
-    """What a Spark task does that hosts nodes."""
+    """The function of a Spark task that hosts nodes."""
 
     def __init__(self, bootstrap: Bootstrap, wanted: NodesWanted, *, one_each: bool) -> None:
         self._bootstrap = bootstrap
@@ -132,12 +132,12 @@ class NodesTask:
         context = TaskContext.get()
         attempt = context.attemptNumber() if context else 0
         wanted = self._wanted.only(index) if self._one_each else self._wanted
-        # Whoever takes the place of a lost node is another one: nobody may mistake it.
+        # A lost node's successor is another node, and must not be mistaken for it.
         host_nodes(self._bootstrap, wanted.renamed(f"r{attempt}" if attempt else ""))
 
 
 class EndsTask:
-    """What a Spark task does that hosts sources and sinks."""
+    """The function of a Spark task that hosts sources and sinks."""
 
     def __init__(self, bootstrap: Bootstrap, run: str, numbers: Sequence[int]) -> None:
         self._bootstrap = bootstrap

@@ -1,4 +1,4 @@
-"""How the elastic operators of a streaming query are doing, beside Spark's own progress of it."""
+"""Progress of a streaming query's elastic operators, beside Spark's own."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from elasticutor.driver.queries.reports import BatchReport
 from elasticutor.errors import BadValueError
 
 _CLUSTERS: weakref.WeakSet[BaseCluster] = weakref.WeakSet()
-"""Those that have ever served an elastic DataFrame."""
+"""Clusters that have served an elastic DataFrame."""
 
 
 def served_by(cluster: BaseCluster) -> None:
-    """Take note of a cluster that serves elastic DataFrames."""
+    """Remember a cluster that serves elastic DataFrames."""
     _CLUSTERS.add(cluster)
 
 
 @dataclass(frozen=True, slots=True)
 class ElasticProgress:
-    """What the elastic operators of a query did in one batch."""
+    """The work of a query's elastic operators in one batch."""
 
     id: str
     """Of the query; the same over restarts."""
@@ -43,12 +43,12 @@ class ElasticProgress:
 
     @property
     def json(self) -> str:
-        """The same as text, on one line."""
+        """JSON on one line."""
         return json.dumps(self.as_dict())
 
     @property
     def prettyJson(self) -> str:  # noqa: N802 - as Spark's own progress calls it
-        """The same as text that reads well."""
+        """JSON with indents."""
         return json.dumps(self.as_dict(), indent=2)
 
     def as_dict(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class ElasticProgress:
 
 
 def progress(query: StreamingQuery | str) -> list[ElasticProgress]:
-    """What a query's elastic operators did in its last batches, the newest last.
+    """Return the progress of a query's elastic operators in its last batches, the newest last.
 
     Args:
         query: The query, or its id. It may have ended.
@@ -82,7 +82,7 @@ def _reports(query: str) -> Iterator[BatchReport]:
 
 
 def checkpoint_of(query: StreamingQuery, operator: str) -> str:
-    """Where the state of an operator of a query that runs is durable.
+    """Return the checkpoint of an operator of a running query.
 
     Raises:
         BadValueError: The query is not running here, or has not run a batch of the operator yet.
@@ -101,20 +101,20 @@ def checkpoint_of(query: StreamingQuery, operator: str) -> str:
 
 
 class ElasticListener(StreamingQueryListener):
-    """A `StreamingQueryListener` that hears of elastic operators, too.
+    """A `StreamingQueryListener` that also gets the progress of elastic operators.
 
-    Override `onElasticProgress`, and whatever else of a listener you need (calling `super()` in
+    Override `onElasticProgress`, and what else of a listener you need (calling `super()` in
     `onQueryProgress`); then `spark.streams.addListener(…)`.
     """
 
     def onElasticProgress(self, event: ElasticProgress) -> None:  # noqa: N802
-        """A batch is done: what the query's elastic operators did in it."""
+        """Called after a batch, with the work of the query's elastic operators in it."""
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         """A query was started."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """A batch is done; if elastic operators took part in it, says so."""
+        """Call `onElasticProgress` if elastic operators took part in the batch."""
         batch = event.progress.batchId
         for done in progress(str(event.progress.id)):
             if done.batchId == batch:

@@ -1,4 +1,4 @@
-"""What Spark tells about its queries and stages, to whoever serves their tasks."""
+"""Questions to Spark about its queries and stages, for the driver that serves their tasks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from elasticutor.driver.queries.reception import QuerySeen
+from elasticutor.driver.queries.query_driver import QuerySeen
 from elasticutor.errors import BadValueError
 from elasticutor.spark.ingest import PREFIX
 
@@ -59,7 +59,7 @@ class SparkWays:
         self._context = spark.sparkContext
 
     def query(self, query: str) -> QuerySeen | None:
-        """A streaming query that is active; None if it is not."""
+        """Return a streaming query that is active; None if it is not."""
         found = self._spark.streams.get(query)
         if found is None or not found.isActive:
             return None
@@ -78,7 +78,7 @@ class SparkWays:
         return QuerySeen(query, str(found.runId), folder, refused, operators)
 
     def run_of(self, query: str) -> str | None:
-        """The run of a query that is active; None if it is not."""
+        """Return the run of a query that is active; None if it is not."""
         seen = self._seen.get(query)
         if seen is not None and seen[0].isActive:
             return seen[1]  # with one call to the JVM, since this is asked several times a second
@@ -91,15 +91,15 @@ class SparkWays:
         return run
 
     def active(self, stage: int) -> bool:
-        """Whether a job is active that needs the stage."""
+        """Return whether a job is active that needs the stage."""
         return bool(self._stage(stage).isDefined())
 
     def count(self, stage: int) -> tuple[int, int, int | None]:
-        """How many tasks a stage runs now, of how many partitions, and its exchange, if any."""
+        """Return how many tasks a stage runs, of how many partitions, and its exchange, if any."""
         for _ in range(_TRIES):  # the scheduler changes its tables while they are read
             found = self._stage(stage)
             if found.isDefined():
-                # A batch waits for this, and every call is a journey to the JVM.
+                # A batch waits for this, and every call goes to the JVM.
                 seen = found.get()
                 info = seen.latestInfo()
                 output = None if self._direct else _exchange_of(info)
@@ -114,13 +114,13 @@ class SparkWays:
 
 
 def _exchange_of(info: Any) -> int | None:
-    """The exchange that a stage writes to, if it does."""
+    """Return the exchange that a stage writes to, if it does."""
     found = _NUMBER.search(info.shuffleDepId().toString())
     return None if found is None else int(found[0])
 
 
 def _why_not_direct(execution: Any) -> str:
-    """Why outputs of a query's elastic operator cannot go straight into its sink, in words."""
+    """Return why outputs of a query's elastic operator cannot go straight into its sink."""
     if str(execution.sink().getClass().getSimpleName()) == "ForeachBatchSink":
         return f"foreachBatch may use any part of a batch, as often as it likes: {_DIRECT}"
     node = execution.logicalPlan()
@@ -138,7 +138,7 @@ def _why_not_direct(execution: Any) -> str:
 
 
 def plain_uri(uri: str) -> str:
-    """A location of Hadoop's as `pyarrow.fs` calls it.
+    """Return a location of Hadoop's as `pyarrow.fs` calls it.
 
     Example:
         >>> plain_uri("file:/tmp/checkpoint"), plain_uri("s3a://bucket/checkpoint")

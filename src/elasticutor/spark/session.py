@@ -1,4 +1,4 @@
-"""What a SparkSession offers: its slots, its executors, and whether they will do at all."""
+"""What a SparkSession offers: its slots and executors, and whether they suffice."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
-from elasticutor.driver.hub import ClusterError
+from elasticutor.driver.loop import ClusterError
 from elasticutor.errors import BadValueError
 
 OLDEST = (4, 0)
 _LOCAL = re.compile(r"local(\[[^\]]*\])?$")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]$")
 _REGISTER_S = 60.0
-"""How long the first executors may take to come up: a cluster manager has to find them room."""
+"""How long the first executors may take to start: a cluster manager has to find them room."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def require_session(spark: Any) -> SparkSession:
 
 
 def local_session(master: str = "local[4]", name: str = "elasticutor") -> SparkSession:
-    """A small, quiet session on this machine, or the one that is there already.
+    """Return a small, quiet session on this machine, or the one that is there already.
 
     Its Python workers use this very Python, unless `PYSPARK_PYTHON` names another.
     """
@@ -92,7 +92,7 @@ def local_session(master: str = "local[4]", name: str = "elasticutor") -> SparkS
 
 
 def offer_of(spark: SparkSession) -> SparkResources:
-    """What this session has now; waits a moment for its first executor."""
+    """Return what this session has now; waits a moment for its first executor."""
     context = spark.sparkContext
     master = str(context.master)
     local = bool(_LOCAL.match(master))

@@ -1,4 +1,4 @@
-"""State as a DataFrame: what an operator had at the end of an epoch, for questions of any kind."""
+"""`read_state`: an operator's state at the end of an epoch, as a DataFrame."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final, Self
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.query import StreamingQuery
@@ -29,7 +29,7 @@ from elasticutor.state.inspection import StateReader
 from elasticutor.state.inspection.reading import key_of, type_of, value_of
 
 _ROWS: Final = 1 << 14
-"""Of a batch: the values of so many must fit into 2 GB."""
+"""Rows of a batch: their values must fit into 2 GB."""
 _PLAN: Final = "plan"
 _OURS: Final = ("executor", "shard", "value")
 _TEXT: Final = pa.string()
@@ -45,7 +45,7 @@ def read_state(
     unpickle: bool = False,
     eager: bool = True,
 ) -> DataFrame:
-    """An operator's state as of an epoch, as a DataFrame.
+    """Return an operator's state as of an epoch, as a DataFrame.
 
     Its columns are `executor` and `shard`; then `key`, or if the operator's key has several columns
     each of those (as `key_…` if it is called like one of the others here); then `value`. That is
@@ -58,18 +58,18 @@ def read_state(
 
     Args:
         spark: Your session; its executors must reach the checkpoint.
-        checkpoint: The path or URI that `submit(…, checkpoint=…)` or `elastic(…, checkpoint=…)` was
-            given; or a query that is running, for the state at the end of its last batch.
+        checkpoint: The path or URI of `submit(…, checkpoint=…)` or `elastic(…, checkpoint=…)`; or
+            a running query, for the state at the end of its last batch.
         operator: Its name in the topology, or in the query.
         epoch: The newest by default.
         unpickle: Unpickle values. That runs code which is in the checkpoint: only do it if you
-            trust whoever can write there.
+            trust everyone who can write there.
         eager: Read the files now, into Spark's storage (`DataFrame.localCheckpoint`): a run that
             goes on removes them sooner or later. If not, they are read whenever the DataFrame is
             used, and must be there then.
 
     Raises:
-        BadValueError: There is no such operator, or this is no session.
+        BadValueError: There is no such operator, or `spark` is not a session.
         CheckpointError: The checkpoint or the epoch is not there, or damaged.
     """
     session = require_session(spark)
@@ -94,7 +94,7 @@ def read_state(
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A DataFrame, and the files that it is made of."""
+    """A DataFrame, and the files behind it."""
 
     frame: DataFrame
     files: Sequence[StateFile]
@@ -119,7 +119,7 @@ def _planned(
 
 
 def _are_apart(files: Sequence[StateFile]) -> bool:
-    """Whether no two files have the same key; several snapshots of one executor have not."""
+    """Return whether no two files share a key, as several snapshots of one executor do not."""
     several = len({file.executor for file in files}) < len(files)
     return not several or all(file.kind == "snapshot" for file in files)
 
@@ -158,7 +158,7 @@ class _Files:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """What `as_text` was made of: by the driver of this very session."""
+        """Return what `as_text` was made of: by the driver of this very session."""
         made: Self = pickle.loads(base64.b64decode(text))  # noqa: S301
         return made
 
@@ -166,7 +166,7 @@ class _Files:
         return len(self._files)
 
     def batches(self, number: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a file, once it is known to be whole."""
+        """Yield the rows of a file, once it is known to be whole."""
         table = read_table(self._location, self._files[number])
         for begin in range(0, len(table), _ROWS):
             yield self._made(number, table.slice(begin, _ROWS))
@@ -258,7 +258,7 @@ def _value_type(form: StateForm, unpickle: bool) -> pa.DataType:
 
 
 def _spark_type(kind: pa.DataType) -> pa.DataType:
-    """The type in which Spark can have such values; text if there is no other."""
+    """Return the type in which Spark can have such values; text if there is no other."""
     try:
         wanted = wider(kind)
         from_arrow_schema(pa.schema([("column", wanted)]), prefer_timestamp_ntz=True)
@@ -269,7 +269,7 @@ def _spark_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The column in a type of `_spark_type`."""
+    """Return the column in a type of `_spark_type`."""
     if kind == _TEXT and not _is_text(column.type):
         return _column(column.to_pylist(), kind)
     return cast(column, kind)

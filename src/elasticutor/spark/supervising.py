@@ -1,4 +1,4 @@
-"""`supervise`: a streaming query that is started again when it ended by a lost process."""
+"""`supervise`: restarts a streaming query that ended because a process was lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOST: Final = (
     "FetchFailed",
     "Lost executor",
 )
-"""How Spark and we tell that a process was lost; anything else would fail in the same way again."""
+"""Texts by which Spark and we report a lost process; other failures would repeat themselves."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 _LOOK_S = 1.0
 
@@ -36,16 +36,16 @@ def supervise(
     timeout_s: float | None = None,
     on_restart: Callable[[int, str], None] | None = None,
 ) -> StreamingQuery:
-    """Run a query, and start it again when it ended because a process was lost.
+    """Run a query, and restart it when it ends because a process was lost.
 
     Waits until the query ends by itself (as with `availableNow`), is stopped, or fails for a reason
-    that running it again cannot mend: an error in an operator, for instance.
+    that a restart cannot cure: an error in an operator, for instance.
 
     Args:
         start: Starts the query, each time from the same checkpoint location.
         max_restarts: How often in a row, without a batch committed in between.
-        timeout_s: How long it may run in all; None: for as long as it does.
-        on_restart: Told of each restart: which it is in a row, and why.
+        timeout_s: How long it may run in all; None: without limit.
+        on_restart: Called with each restart: its number in a row, and the reason.
 
     Returns:
         The query that ended.
@@ -79,7 +79,7 @@ def supervise(
 
 
 def is_lost(reason: str) -> bool:
-    """Whether a failure tells of a lost process, so that another try may do better.
+    """Return whether a failure reports a lost process, so that another try may succeed.
 
     Example:
         >>> is_lost("[STREAM_FAILED] … Python worker exited unexpectedly (crashed)")
@@ -110,6 +110,6 @@ def _wait(query: StreamingQuery, until: float) -> None:
 
 
 def _batch(query: StreamingQuery) -> int:
-    """The newest batch that the query has told of."""
+    """Return the newest batch that the query has reported."""
     newest: Any = query.lastProgress
     return -1 if newest is None else int(newest["batchId"])

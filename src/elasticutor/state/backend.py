@@ -34,7 +34,7 @@ class Held(Protocol):
         """The records of each shard that has any, in the order of their keys; only once."""
 
     def release(self) -> None:
-        """Let go of what nobody will read; nothing happens if it was read already."""
+        """Let go of what will not be read; nothing happens if it was read already."""
 
 
 class Backend(Protocol):
@@ -47,8 +47,8 @@ class Backend(Protocol):
     def transaction(self) -> AbstractContextManager[object]:
         """Let everything inside be one write: all of it is kept, or after an exception nothing.
 
-        Nobody else writes meanwhile, so what is read inside still holds when the write is done.
-        One within another joins it.
+        Nothing else is written meanwhile, so what is read inside still holds when it is done. One
+        within another joins it.
         """
 
     def reading(self) -> AbstractContextManager[object]:
@@ -117,7 +117,7 @@ class _Copied:
 class MemoryBackend:
     """A backend of dictionaries: for simulations and tests.
 
-    It belongs to one process, so nobody can come between two of its calls: `transaction` and
+    It belongs to one process, so no other can come between two of its calls: `transaction` and
     `reading` have nothing to do, and an exception within a transaction undoes nothing.
 
     Example:

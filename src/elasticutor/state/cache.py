@@ -8,13 +8,12 @@ on. What is set apart stays as it is: a state that is replaced meanwhile is anot
 that can be changed in place is encoded before it is handed out again.
 
 Where states are read and written as arrays, under whole numbers and in no other way, they are not
-objects but are kept in arrays (`elasticutor.state.packed`). The first who asks for them in another
-way makes them objects, and they stay so.
+objects but are kept in arrays (`elasticutor.state.packed`). The first use in another way makes them
+objects, and they stay so.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -28,6 +27,7 @@ import numpy.typing as npt
 from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import OutOfOrderError
 from elasticutor.state.backend import Value
+from elasticutor.state.codec import Codec
 from elasticutor.state.handles import ABSENT, KeyArray, KeyState, KeyStates, is_immutable
 from elasticutor.state.packed import PackedChanges, PackedStates
 
@@ -35,7 +35,7 @@ __all__ = ["Codec", "KeyArray", "KeyState", "KeyStates", "StateCache", "StateSto
 
 _ABSENT: Final = ABSENT
 
-# Records that are written at once: a third of a millisecond, in which nobody else can write. With
+# Records that are written at once: a third of a millisecond, in which no other task can write. With
 # fewer, each write costs more; with more, no less.
 _AT_ONCE: Final = 512
 
@@ -65,28 +65,6 @@ class StateStore(Protocol):
 
     def together(self) -> AbstractContextManager[object]:
         """Let all writes inside be one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Codec:
-    """How keys and values become bytes."""
-
-    dump_key: Callable[[Any], bytes]
-    dump: Callable[[Any], bytes] = lambda value: pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    # Nothing is loaded that this executor's own tasks have not written.
-    load: Callable[[bytes], Any] = pickle.loads
-    dump_keys: Callable[[Collection[Any]], list[bytes]] | None = None
-    """As `dump_key`, of many in less time."""
-    dump_all: Callable[[Collection[Any]], list[bytes]] | None = None
-    """As `dump`, of many in less time."""
-
-    def all_keys(self, keys: Collection[Any]) -> list[bytes]:
-        """Keys as bytes."""
-        return list(map(self.dump_key, keys)) if self.dump_keys is None else self.dump_keys(keys)
-
-    def all_values(self, values: Collection[Any]) -> list[bytes]:
-        """Values as bytes."""
-        return list(map(self.dump, values)) if self.dump_all is None else self.dump_all(values)
 
 
 class StateCache:
@@ -484,7 +462,7 @@ _SPECIAL: Final = frozenset({type(_ABSENT), _Encoded})
 def _slices(
     changes: Iterable[tuple[ShardId, list[tuple[bytes, Value]]]], size: int
 ) -> Iterator[list[tuple[ShardId, list[tuple[bytes, Value]], bool]]]:
-    """Shards' changes, so many at a time; and of each part whether it is the last of its shard.
+    """Shards' changes in slices of this size; and of each part whether it is the last of its shard.
 
     Example:
         >>> changes = [(ShardId(0), []), (ShardId(1), [(b"a", b"1"), (b"b", b"2"), (b"c", None)])]

@@ -22,6 +22,7 @@ import math
 import pickle
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import repeat
@@ -30,7 +31,6 @@ from typing import Any, Final
 import cloudpickle
 
 from elasticutor.errors import BadValueError, UnsupportedKeyError
-from elasticutor.state.cache import Codec
 
 _NONE, _TRUE, _FALSE = b"N", b"T", b"F"
 _INT, _BIG, _FLOAT, _STR, _BYTES, _TUPLE, _INTS = b"i", b"I", b"f", b"s", b"b", b"(", b"j"
@@ -48,6 +48,28 @@ _EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _TICK: Final = timedelta(microseconds=1)
 
 Dump = Callable[[Any], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """How keys and values become bytes."""
+
+    dump_key: Callable[[Any], bytes]
+    dump: Callable[[Any], bytes] = lambda value: pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    # Nothing is loaded that this executor's own tasks have not written.
+    load: Callable[[bytes], Any] = pickle.loads
+    dump_keys: Callable[[Collection[Any]], list[bytes]] | None = None
+    """As `dump_key`, of many in less time."""
+    dump_all: Callable[[Collection[Any]], list[bytes]] | None = None
+    """As `dump`, of many in less time."""
+
+    def all_keys(self, keys: Collection[Any]) -> list[bytes]:
+        """Keys as bytes."""
+        return list(map(self.dump_key, keys)) if self.dump_keys is None else self.dump_keys(keys)
+
+    def all_values(self, values: Collection[Any]) -> list[bytes]:
+        """Values as bytes."""
+        return list(map(self.dump, values)) if self.dump_all is None else self.dump_all(values)
 
 
 def encode(value: Any) -> bytes:

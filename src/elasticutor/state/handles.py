@@ -32,7 +32,7 @@ ABSENT: Final = Absent()
 
 
 def is_immutable(value: Any) -> bool:
-    """Whether a state is known to be one that nobody can change in place."""
+    """Whether a state is known to be one that cannot be changed in place."""
     kind = type(value)
     if kind in IMMUTABLE:
         return True
@@ -45,8 +45,8 @@ def is_immutable(value: Any) -> bool:
 class KeyState:
     """The state of one key at a time, of one shard: `StateCache` with a short way for each row.
 
-    It is told its `key`, and asked any number of times before it is told the next. A state that has
-    changed already is handed out after one look-up, a plain value that is cached after two; all
+    It is given its `key`, and asked any number of times before it is given the next. A state that
+    has changed already is handed out after one look-up, a plain value that is cached after two; all
     else is the cache's to decide.
 
     Example:

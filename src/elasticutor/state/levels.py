@@ -12,8 +12,8 @@ reads from the newest to the oldest and then the committed table, and so
 - a record that travels to another node carries its epoch, and falls into the right place there
   even when the two nodes have not heard of the same commits yet.
 
-A fold is seen by nobody. It goes from the oldest level to the newest, and a record comes into the
-committed table in the same transaction in which it leaves its level; so whoever reads from the
+A fold cannot be seen. It goes from the oldest level to the newest, and a record comes into the
+committed table in the same transaction in which it leaves its level; so a reader from the
 newest level to the oldest finds the same value before, between and after any two slices. What
 comes from elsewhere for the committed level is newer than what is still to be folded of the same
 key, which is therefore removed.
@@ -134,7 +134,7 @@ class Increment:
         return self._records
 
     def release(self) -> None:
-        """Let go of what nobody will read."""
+        """Let go of what will not be read."""
         self._held.release()
 
 
@@ -360,7 +360,7 @@ class Levels:
                 self._backend.drop(table, shard)
 
     def drop_some(self, shard: ShardId) -> bool:
-        """Forget some of a shard that nobody uses any more; whether there is more of it."""
+        """Forget some of a shard that is not used any more; returns whether there is more of it."""
         room = self._slice_records
         with self._backend.transaction():
             if shard in self.watched:

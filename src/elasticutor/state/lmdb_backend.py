@@ -53,7 +53,7 @@ class LmdbBackend:
     """A backend that several processes of one machine share.
 
     Each process has one of its own for a directory, made or attached after any fork, and uses it
-    from one thread at a time; only what it was told to `hold` may be read in another.
+    from one thread at a time; only what it has on `hold` may be read in another.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -107,8 +107,8 @@ class LmdbBackend:
     def close(self) -> None:
         """Let go of the environment; its files stay.
 
-        A process that came of a fork closes what it inherited before it attaches anew. Whoever
-        reads in another thread is waited for, but only to the end of the shard that it is at.
+        A process that came of a fork closes what it inherited before it attaches. Readers in
+        other threads are waited for, but only to the end of the shard that they are at.
         """
         if os.getpid() != self._pid:  # the lock may be another thread's that did not come along
             self._environment.close()
@@ -331,7 +331,7 @@ class LmdbBackend:
 
 
 class _Snapshot:
-    """The outermost `reading` of a backend, begun anew each time: an old one sees old pages."""
+    """The outermost `reading` of a backend, begun again each time: an old one sees old pages."""
 
     def __init__(self, backend: LmdbBackend) -> None:
         self._backend = backend
@@ -413,7 +413,7 @@ class _Held:
         return found
 
     def release(self) -> None:
-        """Let go of what nobody will read; nothing happens if it was read already."""
+        """Let go of what will not be read; nothing happens if it was read already."""
         with self._backend.lock:
             if self._backend.still:
                 self._transaction.abort()

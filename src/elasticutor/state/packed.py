@@ -219,7 +219,7 @@ class PackedChanges:
         return len(self.slots)
 
     def split(self, count: int) -> tuple[PackedChanges, PackedChanges | None]:
-        """The first so many, and the others if there are any."""
+        """The first of this number, and the others if there are any."""
         if len(self) <= count:
             return self, None
         return self._picked(slice(count)), self._picked(slice(count, None))

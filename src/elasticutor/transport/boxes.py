@@ -123,7 +123,7 @@ class Inbox:
     def close(self) -> None:
         """Unbind, and free the name. What has arrived and was not received is lost.
 
-        Closing twice is once.
+        Idempotent.
         """
         if self._closed or os.getpid() != self._links._pid:
             return
@@ -167,7 +167,7 @@ class Inbox:
 
     def _pull_has_news(self) -> bool:
         assert self._pull is not None
-        # libzmq tells of news once; to ask for events takes note of it.
+        # libzmq reports news once; asking for events acknowledges it.
         if _number(self._pull, zmq.EVENTS) & zmq.POLLIN:
             self._pull_ready = True
         return self._pull_ready
@@ -239,7 +239,7 @@ class Outbox(ABC):
         self.send_all([frames])
 
     def send_all(self, messages: Sequence[Frames]) -> None:
-        """Send several messages, one behind the other, at the cost of one."""
+        """Send several messages in order, at the cost of one."""
         self._links.require_usable()
         if self._closed:
             raise ProtocolError("outbox", "be open", "closed", f"it went to {self.to}")
@@ -251,7 +251,7 @@ class Outbox(ABC):
     def _send_all(self, messages: Sequence[Frames]) -> None: ...
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close; what is still unsent has `linger_s` seconds to leave. Closing twice is once."""
+        """Close; what is still unsent has `linger_s` seconds to leave. Idempotent."""
         if self._closed or os.getpid() != self._links._pid:
             return
         self._closed = True

@@ -14,7 +14,7 @@ What a sender and a receiver can rely on:
   under way is then lost without a word, though what follows arrives. So over TCP every message
   carries its number, and an inbox takes nothing more from a sender of whom something is missing: it
   counts it in `Inbox.torn`, and the owner treats that peer as lost.
-- Nothing here bounds what is under way: credits do (`elasticutor.core.executor.flow`).
+- Nothing here bounds what is under way: credits do (`elasticutor.core.executor.credits`).
 
 A `Links`, its inboxes and its outboxes belong to one thread of one process.
 """

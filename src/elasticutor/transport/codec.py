@@ -1,15 +1,14 @@
-"""What processes tell each other, and how it becomes frames.
+"""Encode and decode messages between processes as frames.
 
 The messages of the data path (tuples, credits, chunks, results) have binary headers and carry
 Arrow, or, if they have few tuples, are MessagePack as a whole (`transport.row_packets`); a label
-or a marker travels behind them on the same socket. Everything else is rare, and is one of the
-dataclasses of `elasticutor.core` or `elasticutor.transport.messages`, in a dialect of pickle that
-can say nothing else (`elasticutor.transport.control`).
+or a marker travels behind them on the same socket. Everything else is one of the dataclasses of
+`core.protocol` or `transport.messages`, as MessagePack (`transport.control`).
 
-Only what comes from an authenticated peer gets as far as here. Even so, a message that does not
-decode is refused with `WireError`, whatever its bytes, at no more than its own size in memory: the
-receiver counts it, logs it and goes on (`Mailbox`). Whether the Arrow in it can be read is another
-matter, looked into when it is (`elasticutor.transport.packets.open_batch`).
+Only messages of authenticated peers arrive here. Even so, one that does not decode is refused with
+`WireError`, whatever its bytes, and takes memory in proportion to its size: the receiver counts it,
+logs it and goes on (`Mailbox`). The Arrow in it is checked when it is opened
+(`transport.packets.open_batch`).
 """
 
 from __future__ import annotations
@@ -176,7 +175,7 @@ def encode(message: Any) -> Frames:
     if encoder is not None:
         return encoder(message)
     try:
-        return [_head(Kind.CONTROL), control.dumps(message)]
+        return [_head(Kind.CONTROL) + control.dumps(message)]
     except BadValueError as error:
         raise WireError(error.who, error.must, error.got, error.hint) from error
 
@@ -373,9 +372,8 @@ def _require_whole(packet: RowPacket) -> None:
 
 
 def _decode_control(views: Sequence[memoryview]) -> Any:
-    head, body = views
-    _require(len(head) == _HEAD.size, "a control message with a longer header")
-    return control.loads(body)
+    (whole,) = views
+    return control.loads(whole[_HEAD.size :])
 
 
 _ENCODERS: dict[type, Callable[[Any], Frames]] = {

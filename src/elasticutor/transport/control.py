@@ -1,289 +1,215 @@
-"""Control messages as bytes: pickled, in a dialect that can say nothing but these messages.
+"""Control messages as MessagePack, written and read by `msgspec` by their classes.
 
-A control message is one of the dataclasses of `elasticutor.core.{events,instructions,coordinator,
-repartition,batch_protocol}` or `elasticutor.transport.messages`, holding numbers, text, bytes,
-None, and lists, tuples, sets and dictionaries of them, NumPy arrays of numbers, and what else is in
-`_REDUCERS`. Measurements and lists of addresses, which come often or are long, are written in
-binary instead (`elasticutor.transport.compact`). Anything else is refused where it is sent, by
-name: dropped where it arrives, nobody would learn why all wait.
+A control message is one of the dataclasses of `elasticutor.core.protocol` or of
+`transport.messages`. On the wire it is the name of its class, then its fields by name. The class
+says of what type each field is, and what does not fit is refused as it is read: a name that is not
+in the list, a text where a number belongs, an array of anything but numbers.
 
-Pickle as such lets the sender call whatever it can name, give attributes to whatever it gets hold
-of, and have a table of any size made for a message of twelve bytes. This dialect has
+A field of type `Any` holds another message (`Said.what`, `ToNode.order`) or a note: the offset of a
+source's reader, the commit message of a sink, a file for the manifest. Notes are plain values, in
+the form in which the manifest keeps them (`state.checkpoint.notes`), so tuples stay tuples. What is
+none of these is refused where it is sent, with its name: the receiver could only drop it.
 
-- no memory of values (`Pickler.fast`), so no table, and nothing that is shared or refers to itself;
-- a fixed list of names, none of which is ever imported: message classes, made by their own
-  constructors, and the five functions below;
-- none of the other opcodes, `BUILD`, `NEWOBJ` and `INST` among them. Leaving opcodes out is only
-  possible in the standard library's reader in Python, which takes three times as long as the one
-  in C; without the opcodes for memory it has half as many to read, though, and slices of state
-  travel by columns. Measured: 256 records of state take 35 µs to write and 0.5 ms to read (plain
-  pickle 1.4 ms and 1 ms), small messages 5 and 10 µs.
-
-The types of a message's fields are its sender's word; who sends is authenticated.
+Pickles travel as `bytes` inside messages (errors of operators, specifications of processes), and
+reading a message does not open them.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
-import struct
-from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
 from types import ModuleType
-from typing import Any, ClassVar, Final
+from typing import Any, Final, get_type_hints
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from elasticutor.core.measure.latency import LatencyHistogram
-from elasticutor.core.measure.metrics import ExecutorMetrics
 from elasticutor.core.protocol import batch_protocol, coordinator, events, instructions, repartition
-from elasticutor.core.protocol.ids import Epoch, MoveId, NodeId, ShardId
-from elasticutor.core.protocol.keeper import SendSlice
+from elasticutor.core.protocol.ids import Peer
 from elasticutor.errors import BadValueError
-from elasticutor.state.levels import Record
-from elasticutor.transport import compact, messages
-from elasticutor.transport.channels import Endpoint
+from elasticutor.state.checkpoint.notes import from_json, to_json
+from elasticutor.transport.messages import queries, to_driver, to_nodes, to_participants, tuples
 
-_Parts = tuple[Callable[..., Any], tuple[Any, ...]]
-"""What makes a value, and of what: pickle's reduction."""
+_Change = Callable[[Any], Any]
 
 
 def dumps(message: Any) -> bytes:
     """A control message as bytes.
 
     Raises:
-        BadValueError: It is no control message, or holds something that may not travel.
+        BadValueError: It is no control message, or holds something that cannot travel.
 
     Example:
-        >>> loads(dumps(messages.SetCores({NodeId("n0"): 2})))
+        >>> loads(memoryview(dumps(to_participants.SetCores({"n0": 2}))))
         SetCores(wanted={'n0': 2})
     """
-    if type(message) not in _MESSAGES:
+    form = _FORMS.get(type(message))
+    if form is None:
         raise BadValueError("message", "be one of the control messages", type(message))
-    packed = compact.pack(message)
-    if packed is not None:
-        return packed
-    stream = io.BytesIO()
-    pickler = _Pickler(stream, pickle.HIGHEST_PROTOCOL)
-    pickler.fast = True
     try:
-        pickler.dump(message)
+        try:
+            return form.head + _encode(form.written(message))
+        except UnicodeEncodeError:
+            return form.head + _encode(form.written(_escaped(message)))
     except BadValueError:
         raise
-    except Exception as error:  # a value that holds itself, or is nested too deeply
+    except Exception as error:  # too large a number, a value that holds itself
         raise BadValueError("message", "be made of plain values", str(error)) from error
-    return stream.getvalue()
 
 
-def loads(body: Any) -> Any:
+def loads(body: memoryview) -> Any:
     """The control message that `dumps` wrote.
 
     Raises:
-        Exception: Any, if the bytes are not such a message; nothing has happened then.
+        Exception: Any, if the bytes are no such message.
     """
-    view = memoryview(body)
-    if view[0] != compact.PICKLED:
-        return compact.unpack(view)
-    stream = io.BytesIO(view)
-    message = _Unpickler(stream).load()
-    if type(message) not in _MESSAGES or stream.read(1):
-        raise BadValueError("bytes", "be one control message", type(message))
-    return message
+    start = 1 + body[0]
+    form = _BY_NAME[str(body[1:start], "ascii")]
+    return form.read(form.decode(body[start:]))
 
 
-# What messages are made of ------------------------------------------------------------------------
+def admit(kind: type) -> None:
+    """Let messages of another class travel: the laboratory has some of its own.
+
+    Both sides need it. A name that is taken is refused.
+    """
+    form = _Form(kind)
+    if form.name in _BY_NAME:
+        raise BadValueError("message", "have a name of its own", form.name)
+    _FORMS[kind] = _BY_NAME[form.name] = form
 
 
-def _number(value: complex) -> complex:
-    """A number of NumPy, as Python has it."""
-    return value
+# Values that MessagePack does not have -----------------------------------------------------------
+
+_DTYPES: Final = {kind.str: kind for kind in map(np.dtype, "?bhilqBHILQfd")}
+_NARROW: Final = ((1 << 16, np.dtype("<u2")), (1 << 32, np.dtype("<u4")))
 
 
-def _array(kind: str, shape: tuple[int, ...], data: bytes) -> npt.NDArray[Any]:
+def _write_other(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return _array_parts(value)
+    if type(value) is LatencyHistogram:
+        buckets, counts = value.filled()
+        return buckets.astype("<u2").tobytes(), counts.astype("<i8").tobytes()
+    if isinstance(value, np.bool_ | np.integer | np.floating):
+        return value.item()
+    raise BadValueError("value in a message", "be of its field's type", f"{value!r:.100}")
+
+
+def _read_other(kind: Any, value: Any) -> Any:
+    if kind is LatencyHistogram:
+        buckets, counts = value
+        return LatencyHistogram.of_filled(_numbers("<u2", buckets), _numbers("<i8", counts))
+    dtype, data = value
+    return _numbers(dtype, data)
+
+
+def _array_parts(array: npt.NDArray[Any]) -> tuple[str, bytes]:
+    """An array's type and bytes; integers of 64 bits travel in as few as hold them."""
+    if array.dtype.str not in _DTYPES or array.ndim != 1:
+        must = "be of numbers, and have one dimension"
+        raise BadValueError("array in a message", must, (array.dtype, array.ndim))
+    if array.dtype == np.int64 and len(array) and array.min() >= 0:
+        most = array.max()
+        array = array.astype(next((kind for end, kind in _NARROW if most < end), np.int64))
+    return array.dtype.str, array.tobytes()
+
+
+def _numbers(kind: str, data: bytes) -> npt.NDArray[Any]:
     """An array of numbers; like all that was received, it cannot be written to."""
-    dtype = np.dtype(kind)
-    if dtype.kind not in "biuf":
-        raise BadValueError("array", "be of numbers", kind)
-    return np.frombuffer(data, dtype).reshape(shape)
+    return np.frombuffer(data, _DTYPES[kind]) if data else np.empty(0, _DTYPES[kind])
 
 
-def _array_parts(array: npt.NDArray[Any]) -> _Parts:
-    if array.dtype.kind not in "biuf":
-        raise BadValueError("array in a message", "be of numbers", array.dtype)
-    return _array, (array.dtype.str, array.shape, array.tobytes())
+# Notes, and messages inside messages -------------------------------------------------------------
 
 
-def _histogram(buckets: bytes, counts: bytes) -> LatencyHistogram:
-    """Latencies, by the buckets that are not empty."""
-    return LatencyHistogram.of_filled(np.frombuffer(buckets, "<u2"), np.frombuffer(counts, "<i8"))
+def _write_value(value: Any) -> Any:
+    form = _FORMS.get(type(value))
+    if form is not None:
+        return {form.name: form.written(value)}
+    try:
+        return to_json(value)
+    except BadValueError as error:
+        hint = "so must be the offset of a source's reader, for instance"
+        raise BadValueError("value in a message", error.must, error.got, hint) from error
 
 
-def _histogram_parts(latency: LatencyHistogram) -> _Parts:
-    buckets, counts = latency.filled()
-    return _histogram, (buckets.astype("<u2").tobytes(), counts.astype("<i8").tobytes())
+def _read_value(value: Any) -> Any:
+    if type(value) is dict and len(value) == 1:
+        ((name, inner),) = value.items()
+        form = _BY_NAME.get(name)
+        if form is not None:
+            return form.read(msgspec.convert(inner, form.kind, dec_hook=_read_other))
+    return from_json(value)
 
 
-def _metrics(*values: Any) -> ExecutorMetrics:
-    return ExecutorMetrics(**dict(zip(_METRICS, values, strict=True)))
+_INSIDE: Final[dict[Any, Callable[[_Change, Any], Any]]] = {
+    Any: lambda change, value: change(value),
+    tuple[Any, ...]: lambda change, value: tuple(map(change, value)),
+    Mapping[Peer, Any]: lambda change, value: {who: change(one) for who, one in value.items()},
+}
+"""How to change the values in a field that may hold anything, by the field's type."""
 
 
-def _metrics_parts(metrics: ExecutorMetrics) -> _Parts:
-    return _metrics, tuple([getattr(metrics, name) for name in _METRICS])
+class _Form:
+    """How the messages of one class are written and read."""
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+        self.name = kind.__name__
+        self.head = bytes([len(self.name)]) + self.name.encode("ascii")
+        decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind, dec_hook=_read_other)
+        self.decode = decoder.decode
+        hints = get_type_hints(kind)
+        self._names = tuple(field.name for field in fields(kind))
+        self._open = {name: _INSIDE[hint] for name, hint in hints.items() if hint in _INSIDE}
+
+    def written(self, message: Any) -> Any:
+        """The message as `msgspec` can write it."""
+        if not self._open:
+            return message
+        values = {name: getattr(message, name) for name in self._names}
+        return values | {name: f(_write_value, values[name]) for name, f in self._open.items()}
+
+    def read(self, message: Any) -> Any:
+        """The message whose fields of type `Any` are as `written` has made them."""
+        if not self._open:
+            return message
+        changed = {
+            name: change(_read_value, getattr(message, name)) for name, change in self._open.items()
+        }
+        return replace(message, **changed)
 
 
-_METRICS: Final = tuple(field.name for field in fields(ExecutorMetrics))
+def _escaped(message: Any) -> Any:
+    """The message with its texts in Unicode: a reason may quote what is none."""
+    changed: dict[str, Any] = {}
+    for field in fields(message):
+        value = getattr(message, field.name)
+        if type(value) is str:
+            changed[field.name] = value.encode("utf-8", "backslashreplace").decode()
+        elif type(value) in _FORMS:
+            changed[field.name] = _escaped(value)
+    return replace(message, **changed)
 
 
-def _slice(
-    node: NodeId,
-    move: MoveId,
-    shard: ShardId,
-    last: bool,
-    rest: bool,
-    keys: Sequence[bytes],
-    epochs: Sequence[Epoch],
-    values: Sequence[bytes | None],
-) -> SendSlice:
-    """Some of a shard's state; by columns, since record by record it takes far longer."""
-    records = tuple(Record(*record) for record in zip(keys, epochs, values, strict=True))
-    return SendSlice(node, move, shard, records, last, rest)
-
-
-def _slice_parts(piece: SendSlice) -> _Parts:
-    keys = [record.key for record in piece.records]
-    epochs = [record.epoch for record in piece.records]
-    values = [record.value for record in piece.records]
-    return _slice, (
-        piece.node,
-        piece.move,
-        piece.shard,
-        piece.last,
-        piece.rest,
-        keys,
-        epochs,
-        values,
-    )
-
-
-def _dataclass_parts(kind: type) -> Callable[[Any], _Parts]:
-    assert all(field.init and not field.kw_only for field in fields(kind))
-    names = tuple(field.name for field in fields(kind))
-    return lambda value: (kind, tuple([getattr(value, name) for name in names]))
-
-
-def _dataclasses(module: ModuleType) -> set[type]:
-    return {
+def _messages(module: ModuleType) -> list[type]:
+    return [
         found
         for found in vars(module).values()
         if isinstance(found, type)
         and is_dataclass(found)
         and found.__module__ == module.__name__
         and not found.__name__.startswith("_")
-    }
+    ]
 
 
-_MESSAGES: Final = frozenset[type]().union(
-    *map(_dataclasses, (events, instructions, batch_protocol, coordinator, repartition, messages))
+_MODULES: Final = (
+    *(events, instructions, batch_protocol, coordinator, repartition),
+    *(queries, to_driver, to_nodes, to_participants, tuples),
 )
-_REDUCERS: Final[dict[type, Callable[[Any], _Parts]]] = {
-    **{kind: _dataclass_parts(kind) for kind in (*_MESSAGES, Endpoint, Record)},
-    SendSlice: _slice_parts,
-    ExecutorMetrics: _metrics_parts,
-    LatencyHistogram: _histogram_parts,
-    np.ndarray: _array_parts,
-}
-_FUNCTIONS: Final[tuple[Any, ...]] = (_array, _histogram, _metrics, _number, _slice)
-_MAKERS: Final[dict[tuple[str, str], Callable[..., Any]]] = {
-    (maker.__module__, maker.__qualname__): maker
-    for maker in (*_MESSAGES, Endpoint, Record, *_FUNCTIONS)
-}
-
-
-# The dialect --------------------------------------------------------------------------------------
-
-
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: Any) -> Any:
-        """How a value is taken apart, if it is no plain one."""
-        parts = _REDUCERS.get(type(value))
-        if parts is not None:
-            return parts(value)
-        if isinstance(value, np.bool_ | np.integer | np.floating):
-            return _number, (value.item(),)
-        if _MAKERS.get(_name(value)) is value:
-            return NotImplemented  # by its name, then
-        raise BadValueError(
-            "value in a message",
-            "be a number, text, bytes, None, or a list, tuple, set or dictionary of them",
-            f"{value!r:.100}, a {type(value).__qualname__}",
-            "so must be the offset of a source's reader, for instance",
-        )
-
-
-def _name(value: Any) -> tuple[str, str]:
-    return getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
-
-
-_OPCODES: Final = (
-    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK),
-    *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BINFLOAT),
-    *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1, pickle.LONG4),
-    *(pickle.SHORT_BINUNICODE, pickle.BINUNICODE, pickle.BINUNICODE8),
-    *(pickle.SHORT_BINBYTES, pickle.BINBYTES, pickle.BINBYTES8),
-    *(pickle.EMPTY_TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.TUPLE),
-    *(pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS),
-    *(pickle.EMPTY_DICT, pickle.SETITEM, pickle.SETITEMS),
-    *(pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET),
-    *(pickle.STACK_GLOBAL, pickle.REDUCE),
-)
-_SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
-
-
-class _Unpickler(pickle._Unpickler):
-    dispatch: ClassVar = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _OPCODES}
-
-    def find_class(self, module: str, name: str) -> Any:
-        """What makes a value, by its name; nothing is imported for it."""
-        maker = _MAKERS.get((module, name))
-        if maker is None:
-            raise BadValueError("message", "name our own classes only", f"{module}.{name}"[:200])
-        return maker
-
-
-def _is_key(value: Any, depth: int = 8) -> bool:
-    return type(value) in _SCALARS or (
-        type(value) is tuple and depth > 0 and all(_is_key(part, depth - 1) for part in value)
-    )
-
-
-def _with_plain_keys(load: Callable[[Any], None], keys: slice) -> Callable[[Any], None]:
-    """Refuse keys that are deeply nested before anything hashes them.
-
-    Python hashes tuples within tuples on the machine's own stack, without a limit: a message of a
-    few hundred kilobytes could end the process.
-    """
-
-    def checked(unpickler: Any) -> None:
-        for key in unpickler.stack[keys]:
-            if not _is_key(key):
-                raise BadValueError("key or member", "be a plain value", type(key))
-        load(unpickler)
-
-    return checked
-
-
-def _load_bytearray(unpickler: Any) -> None:
-    """As the library does, but for making room before it has seen the bytes."""
-    (size,) = struct.unpack("<Q", unpickler.read(8))
-    unpickler.append(bytearray(unpickler.read(size)))
-
-
-for _code, _keys in (
-    (pickle.SETITEM, slice(-2, -1)),
-    (pickle.SETITEMS, slice(None, None, 2)),
-    (pickle.ADDITEMS, slice(None)),
-    (pickle.FROZENSET, slice(None)),
-):
-    _Unpickler.dispatch[_code[0]] = _with_plain_keys(_Unpickler.dispatch[_code[0]], _keys)
-_Unpickler.dispatch[pickle.BYTEARRAY8[0]] = _load_bytearray
+_encode: Final = msgspec.msgpack.Encoder(enc_hook=_write_other).encode
+_FORMS: Final = {kind: _Form(kind) for module in _MODULES for kind in _messages(module)}
+_BY_NAME: Final = {form.name: form for form in _FORMS.values()}

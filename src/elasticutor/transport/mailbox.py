@@ -1,26 +1,25 @@
-"""A process's mail: its inbox, its outboxes by name, and what it could not make sense of."""
+"""A process's mailbox: its inbox, its outboxes by name, and a count of dropped messages."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import os
-import signal
+import pkgutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from elasticutor.errors import ProtocolError, UnknownPeerError
 from elasticutor.process.specs import Site
 from elasticutor.transport.channels import Endpoint, Links, Outbox
 from elasticutor.transport.codec import Frames, WireError, decode, encode
-from elasticutor.transport.messages import DieAt
 
 log = logging.getLogger(__name__)
 
 DRIVER = "driver"
-TRACE = "ELASTICUTOR_TRACE"
-"""The variable of the environment that says where traced runs take notes (`transport.tracing`)."""
+FACTORY = "ELASTICUTOR_MAILBOX"
+"""The environment variable that names another maker of mailboxes, as `module:name`."""
 _COMPLAIN_EVERY_S = 10.0
 _MOST_GATHERED = 64
 _REST_S = 30.0
@@ -28,7 +27,7 @@ _MOST_RESTING = 256
 
 
 class Mailbox:
-    """Sends to peers by their names, and receives from anybody; for a single thread."""
+    """Sends to peers by name, and receives from all; for a single thread."""
 
     def __init__(self, links: Links, name: str, *, port: int = 0, tcp: bool = True) -> None:
         self._links = links
@@ -36,26 +35,37 @@ class Mailbox:
         self._book: dict[str, Endpoint] = {}
         self._outboxes: dict[str, Outbox] = {}
         self._resting: dict[Endpoint, tuple[Outbox, float]] = {}
-        """Connections that no name stands for now, and since when; the oldest first."""
+        """Connections without a name, and since when; the oldest first."""
         self.dropped = 0
         """Messages that were malformed or out of place."""
         self._excused = 0
         self._gathering = False
         self._gathered: dict[Outbox, list[Frames]] = {}
         self._complained_at = -_COMPLAIN_EVERY_S
-        self._doom: DieAt | None = None
+
+    @classmethod
+    def of(cls, links: Links, name: str, *, tcp: bool = True) -> Mailbox:
+        """The mailbox of a process: the usual one, unless the environment names another maker.
+
+        The laboratory traces processes so, and kills them.
+        """
+        named = os.environ.get(FACTORY)
+        if not named:
+            return cls(links, name, tcp=tcp)
+        made: Mailbox = pkgutil.resolve_name(named)(links, name, tcp=tcp)
+        return made
 
     @classmethod
     def at(cls, site: Site, name: str, *, tcp: bool = True) -> Mailbox:
-        """The mail of a process that was started at a site; it knows the driver.
+        """The mailbox of a process that was started at a site; it knows the driver.
 
         Without `tcp` only processes of its node reach it.
         """
         node = site.node if site.on_node else ""
         links = Links(node, site.keys, ipc_dir=site.sockets or None, host=site.host)
-        # Runs share the node's directory of sockets, and two of them may be of one topology. What
-        # was on its way to one that is lost must not come to its successor, either.
-        mail = _made(cls, name)(links, f"{site.run}/{name}/{site.life}", tcp=tcp)
+        # Runs of one topology share the node's directory of sockets, so the run is in the name. So
+        # is the life: a successor must not receive what was on its way to a lost process.
+        mail = cls.of(links, f"{site.run}/{name}/{site.life}", tcp=tcp)
         mail.know(DRIVER, site.driver)
         return mail
 
@@ -65,30 +75,30 @@ class Mailbox:
         return self._inbox.endpoint
 
     def watch(self, fd: int) -> None:
-        """Wake up when this file can be read, too."""
+        """Also end `wait` when this file can be read."""
         self._links.watch(fd)
 
     def watch_too(self, other: Mailbox) -> None:
-        """Wake up when another mailbox of this thread has mail, too."""
+        """Also end `wait` when another mailbox of this thread has mail."""
         self._links.watch_too(other._links)
 
     def unwatch(self, fd: int) -> None:
-        """Do not look at this file any more."""
+        """Stop watching a file."""
         self._links.unwatch(fd)
 
     def know(self, who: str, endpoint: Endpoint) -> None:
-        """Take note of where somebody is; a new address replaces the old one."""
+        """Remember the address of a peer; a new one replaces the old one."""
         if self._book.get(who) != endpoint:
             self.forget(who)
             self._book[who] = endpoint
 
     def know_all(self, book: Mapping[str, Endpoint]) -> None:
-        """Take note of where many are."""
+        """Remember the addresses of many peers."""
         for who, endpoint in book.items():
             self.know(who, endpoint)
 
     def forget(self, who: str) -> None:
-        """Nobody will send there any more."""
+        """Forget a peer, and close its outbox unless another name shares it."""
         self._book.pop(who, None)
         outbox = self._outboxes.pop(who, None)
         # One inbox has one outbox here, whatever the names under which it is known.
@@ -102,7 +112,7 @@ class Mailbox:
         outbox.close(linger_s=1.0)
 
     def rest(self, who: str) -> None:
-        """Forget a name, but keep the connection for a while: another name may be of its address.
+        """Forget a name, but keep its connection for a while: another name may share its address.
 
         For peers that come and go by name, and stay by address.
         """
@@ -123,12 +133,10 @@ class Mailbox:
             self._close(closing)
 
     def send(self, who: str, message: Any) -> None:
-        """Send to somebody known, behind everything that was sent there before."""
+        """Send to a known peer, behind everything that was sent to it before."""
         outbox = self._outboxes.get(who)
         if outbox is None:
             outbox = self._outbox(who)
-        if self._doom is not None:
-            self._meet_doom(message, sends=True)
         frames = encode(message)
         if self._gathering and outbox in self._gathered:
             self._keep(outbox, frames)
@@ -155,20 +163,18 @@ class Mailbox:
             outbox.send_all(kept)
 
     def send_all(self, whom: Iterable[str], message: Any) -> None:
-        """Send the same to many known peers; it is written once."""
+        """Send one message to many known peers; it is encoded once."""
         frames = encode(message)
         self._send_kept()
         for who in whom:
-            if self._doom is not None:
-                self._meet_doom(message, sends=True)
             self._outbox(who).send(frames)
 
     @contextlib.contextmanager
     def gathering(self) -> Iterator[None]:
         """Send the first message for each peer at once, and all others as one at the block's end.
 
-        For an event loop that takes in whatever is there: a peer that was woken up by the first
-        message finds the others as it looks again.
+        For an event loop that takes in all that is there: the first message wakes up the peer,
+        which finds the others when it looks again.
         """
         self.gather()
         try:
@@ -177,11 +183,11 @@ class Mailbox:
             self.send_gathered()
 
     def gather(self) -> None:
-        """Begin what `gathering` does; `send_gathered` ends it."""
+        """Begin to gather, as `gathering` does; `send_gathered` ends it."""
         self._gathering = True
 
     def send_gathered(self) -> None:
-        """Send what was kept, and keep nothing more."""
+        """Send what was gathered, and gather nothing more."""
         self._gathering = False
         if self._gathered:
             self._send_kept()
@@ -211,21 +217,9 @@ class Mailbox:
             except WireError as error:
                 self.drop(str(error))
                 continue
-            if type(message) is DieAt and message.task is None:
-                self._doom = message
-                continue
-            if self._doom is not None:
-                self._meet_doom(message, sends=False)
             yield message
         if inbox.torn:
             self.require_all()
-
-    def _meet_doom(self, message: Any, *, sends: bool) -> None:
-        """Die here, if this is the point that was named."""
-        assert self._doom is not None  # the caller has looked
-        carried = getattr(message, "order", None) or getattr(message, "what", None) or message
-        if self._doom.sends is sends and type(carried).__name__ == self._doom.kind:
-            os.kill(os.getpid(), signal.SIGKILL)
 
     @property
     def torn(self) -> int:
@@ -233,9 +227,9 @@ class Mailbox:
         return self._inbox.torn
 
     def require_all(self) -> None:
-        """Refuse to go on when a message on its way here was lost.
+        """Refuse to go on after a message on its way here was lost.
 
-        The protocol rests on every channel being whole and in order, so there is no going on.
+        The protocol relies on every channel being complete and in order.
         """
         if self.torn > self._excused:
             raise ProtocolError(
@@ -243,7 +237,7 @@ class Mailbox:
             )
 
     def excuse(self) -> int:
-        """Go on in spite of gaps, and tell how many are new; for whoever has other ways."""
+        """Accept gaps and return the number of new ones, where another protocol covers them."""
         new, self._excused = self.torn - self._excused, self.torn
         return new
 
@@ -256,23 +250,5 @@ class Mailbox:
             log.warning("dropped a message (%d so far): %s", self.dropped, why)
 
     def close(self, linger_s: float = 0.0) -> None:
-        """Close all sockets; what is still to be sent has so much time."""
+        """Close all sockets; what is still unsent has `linger_s` seconds to leave."""
         self._links.close(linger_s)
-
-
-def _made(usual: type[Mailbox], name: str) -> Callable[..., Mailbox]:
-    """The usual mailbox; one that takes notes, where a run is traced."""
-    if TRACE not in os.environ:
-        return usual
-    from elasticutor.transport import tracing
-
-    folder = tracing.folder()
-    if folder is None:
-        return usual
-
-    def traced(*arguments: Any, **options: Any) -> Mailbox:
-        mail = tracing.TracedMailbox(*arguments, **options)
-        mail.note_in(folder / f"{name}.{os.getpid()}")
-        return mail
-
-    return traced

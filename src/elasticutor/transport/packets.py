@@ -1,6 +1,6 @@
 """Packets: Arrow record batches as they travel, with the hash and the birth of their tuples.
 
-The schema is not in a packet: it is told once per channel (`elasticutor.transport.messages.Hello`).
+The schema is not in a packet: it is sent once per channel (`transport.messages.Hello`).
 
 | part | what it is | who needs it |
 |---|---|---|
@@ -83,7 +83,7 @@ class Packet:
     def pick(self, rows: npt.NDArray[np.intp], schema: pa.Schema) -> pa.RecordBatch:
         """The rows at these positions.
 
-        Whoever divides a packet sorts the positions of all its rows and hands out slices of that.
+        To divide a packet, sort the positions of all its rows and pass slices of that.
         So all rows are put in that order once, and every part is a slice: with 64 parts, to take
         each by itself costs 7 µs a row.
 

@@ -20,10 +20,10 @@ from elasticutor.errors import BadValueError
 from elasticutor.transport.packets import Births
 
 MOST_ROWS: Final = 32
-"""Up to so many tuples are packed one by one; more are cheaper as a batch."""
+"""Up to this number, tuples are packed one by one; more are cheaper as a batch."""
 
 MOST_BYTES: Final = 32 * 1024
-"""Up to so many bytes of them: larger values are copied less often as a batch."""
+"""The same in bytes of tuples: larger values are copied less often as a batch."""
 
 UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError)
 """What reading a row raises that is none of the schema's."""

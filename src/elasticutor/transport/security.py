@@ -1,8 +1,8 @@
 """Who may talk to a cluster's processes: its keys, its directories and its doorkeeper.
 
-A cluster has one CURVE key pair, handed to its processes through Spark. Whoever holds the secret
-half belongs to the cluster; the public half alone opens nothing. Within a node the sockets are
-files, and the directory they are in keeps other users out.
+A cluster has one CURVE key pair, handed to its processes through Spark. A process that holds the
+secret half belongs to the cluster; the public half alone opens nothing. Within a node the sockets
+are files, and the directory they are in keeps other users out.
 """
 
 from __future__ import annotations
@@ -85,16 +85,16 @@ class ClusterKeys:
         return cls(public, secret)
 
     def serve(self, inbox: zmq.Socket[bytes]) -> None:
-        """Have `inbox` admit holders of these keys only, and nobody without a doorkeeper."""
+        """Let `inbox` admit holders of these keys only; without a doorkeeper it admits none."""
         inbox.curve_server = True
         inbox.curve_publickey = self.public
         inbox.curve_secretkey = self.secret
         inbox.zap_domain = _DOMAIN
-        # libzmq lets everybody in where no doorkeeper answers, unless it is told not to.
+        # libzmq admits all where no doorkeeper answers, unless this option is set.
         inbox.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def visit(self, outbox: zmq.Socket[bytes]) -> None:
-        """Have `outbox` show these keys, and talk to nobody who does not hold them too."""
+        """Let `outbox` show these keys, and talk only to peers that hold them too."""
         outbox.curve_serverkey = self.public
         outbox.curve_publickey = self.public
         outbox.curve_secretkey = self.secret
@@ -106,8 +106,8 @@ def require_private_directory(path: str) -> None:
     Sockets of a node are files without keys, so this check is what keeps other users out.
 
     Raises:
-        BadValueError: if it is no directory (a symbolic link is none), belongs to somebody else,
-            or lets anybody but its owner in.
+        BadValueError: if it is no directory (a symbolic link is none), belongs to another user,
+            or lets other users in.
     """
     try:
         found = os.lstat(path)
@@ -165,7 +165,7 @@ class Doorkeeper:
         return made
 
     def watch(self, inbox: zmq.Socket[bytes]) -> None:
-        """Count those whom `inbox` turns away, from before it is bound until it is closed."""
+        """Count the connections that `inbox` turns away, from before it is bound until its end."""
         self._watched += 1
         address = f"{_CONTROL_ADDRESS}/{self._watched}"
         inbox.monitor(address, _WATCHED)
@@ -216,8 +216,8 @@ class Doorkeeper:
 
     def _note(self, monitor: zmq.Socket[bytes], monitors: set[zmq.Socket[bytes]]) -> None:
         """Take in what libzmq tells of one inbox's connections."""
-        told = parse_monitor_message(monitor.recv_multipart())
-        event, value = told["event"], told["value"]
+        parsed = parse_monitor_message(monitor.recv_multipart())
+        event, value = parsed["event"], parsed["value"]
         if event == zmq.EVENT_MONITOR_STOPPED:
             self._poller.unregister(monitor)
             monitors.discard(monitor)
@@ -227,7 +227,7 @@ class Doorkeeper:
         elif event & _FAILURES:
             self._failure = f"handshake failed, libzmq's code {value:#x}"
         elif event == zmq.EVENT_DISCONNECTED:
-            # A failed handshake is told without its connection; the end of the connection follows.
+            # A failed handshake is reported without its connection, whose end follows.
             peer = self._peers.pop(value, _UNKNOWN)
             if self._failure:
                 failure, self._failure = self._failure, ""
@@ -248,7 +248,7 @@ class Doorkeeper:
 
 
 def _peer_address(descriptor: int) -> str:
-    """The address at the other end of a connection, for the log, as far as it can be told.
+    """The address at the other end of a connection, for the log, as far as it is known.
 
     The connection is libzmq's own. A peer that fails at once may be gone before it can be asked
     after, and its descriptor may be another's by then: nothing but the log may rely on this.

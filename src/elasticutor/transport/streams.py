@@ -171,7 +171,7 @@ class StreamSender:
             self._blocked(True)
 
     def send(self, messages: Sequence[Frames]) -> None:
-        """Send messages, one behind the other."""
+        """Send messages in order."""
         parts: list[Any] = []
         size = 0
         for frames in messages:

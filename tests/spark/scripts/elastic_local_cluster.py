@@ -9,8 +9,10 @@ from pathlib import Path
 from tests.spark.dooms import Counting, Doom, Reaper
 from tests.spark.rig import tell
 
+from elasticutor.lab.chaos.doom import MAILBOX
 from elasticutor.spark.elastic import session_cluster
 from elasticutor.spark.session import local_session
+from elasticutor.transport.mailbox import FACTORY
 
 DOOMS = [
     Doom("Spark executor", "send rows", 2),
@@ -22,6 +24,7 @@ DOOMS = [
 
 
 def main(told: Path) -> None:
+    os.environ[FACTORY] = MAILBOX
     spark = local_session("local-cluster[2,2,1024]")
     cluster = session_cluster(spark)
     tell(told, "cluster", cluster.id)

@@ -93,7 +93,7 @@ def test_without_any_good_epoch_the_error_says_so(case: tuple[Path, list[Content
     where, _ = case
     for path in files_of(where / "epochs"):
         path.write_bytes(b"{}")
-    with pytest.raises(DamagedError, match="no other epoch is whole; begin anew"):
+    with pytest.raises(DamagedError, match="no other epoch is whole; start over"):
         opened(where)
 
 

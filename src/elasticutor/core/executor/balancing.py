@@ -153,7 +153,7 @@ def plan_reassignments(
 
 
 def _imbalance_of(tasks: int, loads: npt.NDArray[np.float64], owner: npt.NDArray[np.intp]) -> float:
-    """δ of the first so many tasks; shards without a task (-1) count nowhere."""
+    """δ of the first tasks; shards without a task (-1) count nowhere."""
     return imbalance(np.bincount(owner + 1, weights=loads, minlength=tasks + 1)[1 : tasks + 1])
 
 
@@ -296,7 +296,7 @@ def _swap(board: _Board, active: Sequence[int], top: int) -> bool:
 
 
 def _repack(board: _Board, active: Sequence[int], allowed: float) -> bool:
-    """Pack all that may move anew, if that gets below what is allowed, or clearly below now."""
+    """Pack all that may move again, if that gets below what is allowed, or clearly below now."""
     peak = max(board.totals[task] for task in active)
     goal = max(math.ceil(allowed) - 1, int(peak * (1 - REPACKING_PAYS)))
     items = [item for task in active for item in board.bags[task]]

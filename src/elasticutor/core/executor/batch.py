@@ -64,7 +64,7 @@ class Part(msgspec.Struct, eq=False):
         return Part(self.batch, rows, self.shards[which], len(rows))
 
     def split(self, count: int) -> tuple[Part, Part]:
-        """The first so many tuples, and the others."""
+        """Return the first `count` tuples, and the others."""
         return (
             Part(self.batch, self.rows[:count], self.shards[:count], count),
             Part(self.batch, self.rows[count:], self.shards[count:], self.count - count),
@@ -75,7 +75,7 @@ class Part(msgspec.Struct, eq=False):
 
 
 def divided(parts: Sequence[Part], count: int) -> tuple[list[Part], list[Part]]:
-    """The first so many tuples of some parts, and the others."""
+    """Return the first `count` tuples of some parts, and the others."""
     first: list[Part] = []
     for number, part in enumerate(parts):
         if part.count > count:

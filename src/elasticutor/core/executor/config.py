@@ -32,7 +32,7 @@ class ExecutorConfig:
     """How much work a task is given ahead of time; what has to be done before a flush."""
 
     min_chunks: int = 2
-    """How many chunks a task is given ahead of time, however dear they are."""
+    """How many chunks a task is given ahead of time, however expensive they are."""
 
     max_chunks: int = 32
     """How many chunks a task is given ahead of time, however cheap they are."""
@@ -62,10 +62,10 @@ class ExecutorConfig:
     """How much work per core each upstream may have inside."""
 
     min_credit_bytes: int = 64 * 1024
-    """What an upstream may have inside however dear the work is.
+    """What an upstream may have inside however expensive the work is.
 
     Also what every sender may send in an attempt before it is granted more; so it is the same for
-    all who send to each other.
+    all that send to each other.
     """
 
     max_credit_bytes: int = 16 * 1024 * 1024
@@ -138,6 +138,6 @@ there, smaller ones leave less of the machine for the work, and the median laten
 BATCHES = ExecutorConfig(outputs="return", chunk_s=0.05, window_s=0.1)
 """What executors are given that a query feeds batch by batch.
 
-Nobody sees an output before its batch is done, so chunks may be larger, and a task should never
-have to wait for the next one: where all cores are busy, whoever has to hand it over is late.
+No output is seen before its batch is done, so chunks may be larger, and a task should never
+have to wait for the next one: where all cores are busy, the main process is late to hand it over.
 """

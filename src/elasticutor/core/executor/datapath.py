@@ -1,4 +1,4 @@
-"""The way of tuples through an executor: in by credit, out to the tasks in chunks, on by credit.
+"""Leads tuples through an executor: in by credit, out to the tasks in chunks, on by credit.
 
 It knows tasks only as places with a queue and a window, and nothing of moves or epochs but the
 number of the one that is open.
@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from elasticutor.core.executor.batch import MOST_SINGLES, Part
 from elasticutor.core.executor.config import ExecutorConfig
+from elasticutor.core.executor.credits import InputCredits
+from elasticutor.core.executor.emitter import Emitter
 from elasticutor.core.executor.epochs import Epochs
-from elasticutor.core.executor.flow import Emitter, InputCredits
 from elasticutor.core.executor.receiver import Receiver
 from elasticutor.core.executor.tasks import TaskView
 from elasticutor.core.measure.load import FloatArray, ShardLoads
@@ -23,7 +24,7 @@ from elasticutor.core.measure.metrics import ExecutorMetrics, Meter
 from elasticutor.core.measure.work import WorkLog, require_times
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
-from elasticutor.core.protocol.ids import ChunkId, Epoch, Peer, TaskId
+from elasticutor.core.protocol.ids import ChunkId, Epoch, NodeId, Peer, TaskId
 from elasticutor.errors import BadValueError, OutOfOrderError, UnknownShardError
 
 Routed = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.intp]]
@@ -33,7 +34,7 @@ Answer = ev.ChunkProcessed | ev.ChunkProgressed
 """What a task says of its oldest chunk."""
 
 _ONE = np.ones(1, np.intp)
-_ANYBODY = Peer("")  # forwarded outputs wait on nobody's account in particular
+_ANY = Peer("")  # forwarded outputs wait on no upstream's account in particular
 _LEAST_BYTE_S = 1e-15  # work that takes no time at all is not measured, but not endless either
 _SMOOTHING = 0.1  # weight of the newest chunk in the executor's cost per byte
 
@@ -67,6 +68,7 @@ class DataPath:
         self._loads = ShardLoads(config.shards, config.load_half_life_s, now)
         self._steady = ShardLoads(config.shards, config.steady_half_life_s, now)
         self._byte_s: float | None = None  # measured seconds per byte of input
+        self._state_bytes: dict[NodeId, int] = {}
 
     def open(self, upstreams: Iterable[Peer], destinations: Iterable[Peer]) -> None:
         """Start an attempt, with nothing under way."""
@@ -145,7 +147,7 @@ class DataPath:
         receiver, config, slot = self.receiver, self._config, task.slot
         share = self._share() if self._epochs.marked else None
         while receiver.queued(slot) and not task.full(config, share):
-            if not self._returns and self.outputs.blocked(_ANYBODY):
+            if not self._returns and self.outputs.blocked(_ANY):
                 return
             rows = task.next_rows(config, share, receiver.backlog(slot))
             parts, rows = receiver.take(slot, rows, one_upstream=self._returns)
@@ -179,7 +181,7 @@ class DataPath:
 
     def starving(self) -> list[TaskId]:
         """Tasks with room for work that waits for them: none, whenever an event is handled."""
-        if not self._returns and self.outputs.blocked(_ANYBODY):
+        if not self._returns and self.outputs.blocked(_ANY):
             return []
         share = self._share() if self._epochs.marked else None
         return [
@@ -215,7 +217,7 @@ class DataPath:
                 )
 
     def answered(self, task: TaskView, event: Answer, now: float) -> None:
-        """A task is done with its oldest chunk, or with the first tuples that were left of it."""
+        """Take the answer to a task's oldest chunk, or to the first tuples that were left of it."""
         rows = event.rows if isinstance(event, ev.ChunkProgressed) else task.flights[0].rows
         parts = task.answered(rows, event.useful_s)
         size_in = self._settle_inputs(parts, event.useful_s)
@@ -260,8 +262,7 @@ class DataPath:
     def _return_credit(self, finished: Mapping[Peer, int]) -> None:
         limit = self._credit_bytes()
         for upstream, size in finished.items():
-            self.credits.finish(upstream, size)
-            grant = self.credits.grant(upstream, self._epochs.attempt, limit)
+            grant = self.credits.finish(upstream, size, self._epochs.attempt, limit)
             if grant is not None:
                 self._emit(grant)
 
@@ -282,7 +283,7 @@ class DataPath:
         self.outputs.require_rising(event.destination, event.total)
 
     def credit(self, event: ev.CreditGranted, now: float) -> None:
-        """A destination takes more outputs: send them, and go on with what they had stopped."""
+        """Send what a destination takes from now on, and go on with what that had stopped."""
         destination = event.destination
         blocked = self.outputs.blocked(destination)
         self.outputs.credit(destination, event.total)
@@ -295,7 +296,7 @@ class DataPath:
             self.feed_all(now)
 
     def end_upstream(self, upstream: Peer, epoch: Epoch) -> None:
-        """An upstream has ended the epoch: as soon as all its outputs are here, mark their end.
+        """Mark the end of an upstream's outputs as soon as all are here; it has ended the epoch.
 
         Only where outputs return to it: it need not wait for what others have sent.
         """
@@ -309,7 +310,7 @@ class DataPath:
             self._send(upstream)
 
     def begin_next_epoch(self) -> None:
-        """All tuples of an epoch are handed out: go on with those of the next."""
+        """Go on with the tuples of the next epoch: all of this one are handed out."""
         self._boundary = self._next_chunk
         self.receiver.next_epoch()
 
@@ -323,7 +324,7 @@ class DataPath:
         return bool(task.flights) and task.flights[0].chunk < self._boundary
 
     def end_epoch(self, epoch: Epoch) -> None:
-        """All outputs of the epoch are here: mark its end behind them, and send the next one's."""
+        """Mark the epoch's end behind its outputs, which are all here, and send the next one's."""
         if not self._returns:
             self.outputs.end_epoch(epoch)
             for destination in self.outputs.destinations:
@@ -342,7 +343,22 @@ class DataPath:
         for instruction in self.outputs.send(destination, self._epochs.attempt):
             self._emit(instruction)
 
+    def waiting_for(self) -> list[str]:
+        """What is under way and cannot go on, in words."""
+        waiting = self.receiver.waiting
+        waits = [f"{waiting} tuples to be handed out"] * bool(waiting)
+        return [*waits, *["outputs to be taken"] * (not self.outputs.empty)]
+
     # Measured on the way
+
+    def state_measured(self, node: NodeId, size: int) -> None:
+        """Take note of how large the state on a node is."""
+        self._state_bytes[node] = size
+        self.meter.state_bytes(sum(self._state_bytes.values()))
+
+    def forget_node(self, node: NodeId) -> None:
+        """Leave out the state on a node, from the next measurement on."""
+        self._state_bytes.pop(node, None)
 
     def measure(self, now: float) -> ExecutorMetrics:
         """What was measured since the last time, up to now."""
@@ -362,7 +378,7 @@ class DataPath:
         return self._steady.loads(self._inside, 0.0, self._config.backlog_horizon_s)
 
     def noise(self, tasks: int) -> float:
-        """How far the loads of so many tasks are off by chance, as a share of the mean."""
+        """How far the loads of this many tasks are off by chance, as a share of the mean."""
         return self._loads.noise(tasks, float(self.loads().sum()))
 
     def steady_noise(self, tasks: int) -> float:
@@ -380,7 +396,7 @@ class DataPath:
         return self._inside * self._steady.costs(0.0)
 
     def has_changed(self) -> None:
-        """The load is not what it was: what the steady loads remember of it counts no more."""
+        """Restart the steady loads: the load is not what it was."""
         self._steady.restart(self._loads)
 
     def end_interval(self, now: float) -> None:

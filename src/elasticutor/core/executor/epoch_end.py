@@ -1,11 +1,11 @@
-"""How an epoch ends inside an executor: markers, flushes, increments, and the commit.
+"""Ends an epoch inside an executor: markers, flushes, increments, and the commit.
 
-When every upstream has marked its end and all tuples before that are handed out, the tasks are
-told to flush behind them, and the tuples of the next epoch follow at once: a task sets apart what
+When every upstream has marked its end and all tuples before that are handed out, the tasks
+flush behind them, and the tuples of the next epoch follow at once: a task sets apart what
 it changed, and writes that while it works on. When the last chunk of the epoch is answered it is
 sealed: its marker goes on, and behind it the outputs that the next epoch has had so far. When all
 tasks have written, nodes persist what has changed. When all of that is persisted the epoch is
-prepared, and whoever drives the epochs commits it.
+prepared, and the coordinator commits it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from elasticutor.core.executor.datapath import DataPath
 from elasticutor.core.executor.epochs import Epochs
 from elasticutor.core.executor.reassignment import Reassigner
-from elasticutor.core.executor.task_set import TaskSet
+from elasticutor.core.executor.tasks import TaskSet
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import NodeId, ShardId
@@ -30,17 +30,17 @@ class EpochEnd:
         epochs: Epochs,
         data: DataPath,
         moves: Reassigner,
-        crew: TaskSet,
+        task_set: TaskSet,
         emit: Callable[[do.Instruction], None],
     ) -> None:
         self._epochs = epochs
         self._data = data
         self._moves = moves
-        self._crew = crew
+        self._task_set = task_set
         self._emit = emit
 
     def mark(self, event: ev.MarkerArrived, now: float) -> None:
-        """An upstream has sent all of its tuples of the open epoch."""
+        """Take note that an upstream has sent all of its tuples of the open epoch."""
         at = self._epochs
         at.require_marker(event.upstream, event.epoch)
         if at.prepared is not None:  # a next epoch ends only after the commit of this
@@ -52,7 +52,7 @@ class EpochEnd:
         self._data.end_upstream(event.upstream, event.epoch)
 
     def try_to_flush(self, now: float) -> bool:
-        """When all tuples of the epoch are handed out, let the tasks flush behind them.
+        """Let the tasks flush when all tuples of the epoch are handed out, behind them.
 
         Returns whether that is so: then the next epoch is open.
         """
@@ -62,12 +62,12 @@ class EpochEnd:
         # A shard on the move would have to be waited for. But where much is left to do, which is
         # what a batch is like that was sent at once, it pays to go on balancing.
         waited, self._moves.labels_wait = self._moves.labels_wait, self._data.nearly_handed_out
-        if waited and not self._moves.labels_wait:  # what is left has turned out to be dear
+        if waited and not self._moves.labels_wait:  # what is left turns out to be expensive
             self._moves.send_waiting_labels(now)
         unplaced = None in self._moves.table.owners
         if not self._data.receiver.empty or self._moves.holding or unplaced:
             return False
-        running = self._crew.running
+        running = self._task_set.running
         epoch = at.end({task.id for task in running}, now)
         for task in running:
             self._emit(do.FlushTask(task.id, at.attempt, epoch))
@@ -77,7 +77,7 @@ class EpochEnd:
         return True
 
     def try_to_seal(self) -> bool:
-        """When all chunks of the ending epoch are answered, pass its end on; whether that is so."""
+        """Pass the epoch's end on when all of its chunks are answered; returns whether they are."""
         at = self._epochs
         if not at.unsealed or self._data.awaits_last_epoch:
             return False
@@ -85,11 +85,11 @@ class EpochEnd:
         return True
 
     def flushed(self, event: ev.TaskFlushed, now: float) -> bool:
-        """A task has written the ending epoch; returns whether it was the last one to."""
+        """Take note that a task has written the epoch; returns whether it was the last one."""
         at, task = self._epochs, event.task
         if task not in at.still_to_flush or event.epoch != at.ending:
             raise OutOfOrderError(f"task {task}", "have been told to flush", event.epoch)
-        if self._data.owes_last_epoch(self._crew.tasks[task]):
+        if self._data.owes_last_epoch(self._task_set.tasks[task]):
             raise OutOfOrderError(f"task {task}", "answer its chunks first", event.epoch)
         at.still_to_flush.discard(task)
         at.pause_s = max(at.pause_s, event.pause_s)
@@ -99,7 +99,7 @@ class EpochEnd:
         return False
 
     def _persist(self, now: float) -> None:
-        """Everything that the epoch changed is in the stores: make it durable.
+        """Make durable what the epoch changed, all of which is in the stores.
 
         A shard that has moved since the epoch ended has brought its changes along.
         """
@@ -115,7 +115,7 @@ class EpochEnd:
         self._emit(do.ReportSealed(at.attempt, epoch, align_s, flush_s, at.pause_s))
 
     def persisted(self, event: ev.IncrementPersisted) -> None:
-        """A node has made durable what has changed there."""
+        """Take note that a node has made durable what has changed there."""
         at = self._epochs
         waiting = at.persisting or set()
         if event.node not in waiting or event.epoch != at.ending:
@@ -128,7 +128,7 @@ class EpochEnd:
             self._emit(do.ReportPrepared(at.attempt, at.prepare(), notes))
 
     def committed(self, event: ev.EpochCommitted) -> None:
-        """The epoch is part of the checkpoint; hearing of that twice does no harm."""
+        """Take note that the epoch is part of the checkpoint; idempotent."""
         at = self._epochs
         if event.epoch == at.committed:
             return
@@ -143,5 +143,5 @@ class EpochEnd:
 
     def commit_stores(self) -> None:
         """Let every store forget what came before the committed epoch."""
-        for node in sorted(self._crew.stores):
+        for node in sorted(self._task_set.stores):
             self._emit(do.CommitStore(node, self._epochs.committed))

@@ -1,4 +1,4 @@
-"""Where an executor stands among attempts and epochs.
+"""Tracks where an executor stands among attempts and epochs.
 
 ```
 markers from some upstreams → markers from all → ending: tasks write, then nodes persist → prepared
@@ -8,9 +8,9 @@ markers from some upstreams → markers from all → ending: tasks write, then n
 Tasks work on the next epoch while they write what they changed in the one that ends. An ending
 epoch is *sealed* when its last chunk is answered: then all of its outputs are known.
 
-*Prepared* is durable and can still be rolled back; it is committed when whoever drives the epochs
-says so, or does what can only be done after the commit: end the next epoch, or begin an attempt
-that starts from it.
+*Prepared* is durable and can still be rolled back; it is committed when the coordinator says
+so, or does what can only be done after the commit: end the next epoch, or begin an attempt that
+starts from it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, TaskId
-from elasticutor.errors import OutOfOrderError, StaleAttemptError
+from elasticutor.errors import BadValueError, OutOfOrderError, StaleAttemptError
 
 
 @dataclass(slots=True)
 class Epochs:
-    """Attempt, epochs, and who has yet to answer for the end of one."""
+    """Attempt, epochs, and the tasks and nodes that have yet to answer for the end of one."""
 
     attempt: Attempt = Attempt(0)
     committed: Epoch = Epoch(0)
@@ -35,9 +35,9 @@ class Epochs:
     marked: set[Peer] = field(default_factory=set)
     """Upstreams that have ended the open epoch."""
     flushing: set[TaskId] | None = None
-    """Tasks that have yet to write the ending epoch; None unless they were told to."""
+    """Tasks that have yet to write the ending epoch; None unless they were asked to."""
     persisting: set[NodeId] | None = None
-    """Nodes that have yet to make the ending epoch durable; None unless they were told to."""
+    """Nodes that have yet to make the ending epoch durable; None unless they were asked to."""
     ending: Epoch | None = None
     """The epoch whose tuples are all handed out, and which is not durable yet."""
     unsealed: bool = False
@@ -47,20 +47,29 @@ class Epochs:
     marked_at: float = 0.0
     """When the first marker of the open epoch came."""
     flushing_at: float = 0.0
-    """When the tasks were told to flush."""
+    """When the tasks were asked to flush."""
     pause_s: float = 0.0
     """The longest that the end of the epoch has kept a task from its tuples."""
     touched: bool = False
     """Whether anything of the open epoch was handed to a task."""
 
     def require_attempt(self, attempt: Attempt) -> None:
-        """Refuse whatever does not belong to the current attempt."""
+        """Refuse what does not belong to the current attempt."""
         if self.attempt == 0:  # this process has taken the place of one that was lost
             raise StaleAttemptError("attempt", "begin here first", attempt, "it was given up")
         if attempt < self.attempt:
             raise StaleAttemptError("attempt", f"be {self.attempt}", attempt, "it was given up")
         if attempt > self.attempt:
             raise OutOfOrderError("attempt", f"be {self.attempt}", attempt, "it has not begun")
+
+    def require_next(self, attempt: Attempt, base: Epoch, epoch: Epoch) -> None:
+        """Refuse an attempt that has begun or is over, or whose epochs cannot be."""
+        if attempt == self.attempt:
+            raise OutOfOrderError("attempt", f"be after {self.attempt}", attempt)
+        if attempt < self.attempt:
+            raise StaleAttemptError("attempt", f"be after {self.attempt}", attempt)
+        if not 0 <= base < epoch:
+            raise BadValueError("base", f"be 0 to {epoch - 1}", base)
 
     def begin(
         self, attempt: Attempt, base: Epoch, epoch: Epoch, upstreams: frozenset[Peer]
@@ -110,7 +119,7 @@ class Epochs:
         return len(self.marked) == len(self.upstreams) > 0
 
     def end(self, tasks: set[TaskId], now: float) -> Epoch:
-        """All tuples of the open epoch are handed out: these tasks flush, the next one is open."""
+        """Open the next epoch, with all tuples of this one handed out: these tasks flush."""
         self.ending, self.unsealed = self.open, True
         self.flushing, self.flushing_at, self.pause_s = tasks, now, 0.0
         self.open = Epoch(self.open + 1)
@@ -119,25 +128,31 @@ class Epochs:
         return self.ending
 
     def seal(self) -> Epoch:
-        """All chunks of the ending epoch are answered."""
+        """Take note that all chunks of the ending epoch are answered."""
         assert self.ending is not None  # only called while one is unsealed
         self.unsealed = False
         return self.ending
 
     def persist(self, nodes: set[NodeId]) -> Epoch:
-        """All tasks have written the ending epoch: these nodes make it durable."""
+        """Let these nodes make the epoch durable, which all tasks have written."""
         assert self.ending is not None  # only called while flushing
         self.flushing, self.persisting, self.notes = None, nodes, []
         return self.ending
 
     def prepare(self) -> Epoch:
-        """The ending epoch is durable everywhere."""
+        """Take note that the ending epoch is durable everywhere."""
         assert self.ending is not None  # only called while persisting
         self.prepared, self.ending, self.persisting = self.ending, None, None
         return self.prepared
 
     def commit(self) -> Epoch:
-        """The prepared epoch is committed."""
+        """Take note that the prepared epoch is committed."""
         assert self.prepared is not None  # only called with one prepared
         self.committed, self.prepared = self.prepared, None
         return self.committed
+
+    def waiting_for(self) -> list[str]:
+        """What the end of an epoch waits for, in words."""
+        tasks = [f"task {task} to flush" for task in sorted(self.flushing or ())]
+        nodes = [f"node {node} to persist" for node in sorted(self.persisting or ())]
+        return [*tasks, *nodes, f"markers from {sorted(self.upstreams - self.marked)}"]

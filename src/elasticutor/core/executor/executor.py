@@ -1,10 +1,8 @@
 """The elastic executor: the main process of the paper's section 3, as a state machine without I/O.
 
-`ElasticExecutor.handle(event, now)` takes what has happened and returns what is to be done. It has
-no clock, no threads, no sockets; the live runtime and the simulation both drive it, and each event
-is handled completely before the next one.
-
-Whatever it refuses, it refuses before anything has changed.
+`ElasticExecutor.handle(event, now)` takes an event and returns instructions. It has no clock, no
+threads, no sockets: live processes, the simulator and the checker drive it, one event at a time.
+It refuses an event before anything has changed.
 """
 
 from __future__ import annotations
@@ -14,17 +12,15 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-from elasticutor.core.executor.balancing import plan_reassignments
 from elasticutor.core.executor.config import ExecutorConfig
-from elasticutor.core.executor.datapath import DataPath, require_size
+from elasticutor.core.executor.datapath import Answer, DataPath, require_size
 from elasticutor.core.executor.epoch_end import EpochEnd
 from elasticutor.core.executor.epochs import Epochs
-from elasticutor.core.executor.moves import Move, MovePhase
-from elasticutor.core.executor.reassignment import Reassigner
+from elasticutor.core.executor.reassignment import Move, MovePhase, Reassigner
+from elasticutor.core.executor.rebalancing import Rebalancer
 from elasticutor.core.executor.rollback import Rollback
 from elasticutor.core.executor.routing import RoutingTable
-from elasticutor.core.executor.task_set import TaskSet
-from elasticutor.core.executor.tasks import TaskStatus, TaskView
+from elasticutor.core.executor.tasks import TaskSet, TaskStatus, TaskView
 from elasticutor.core.measure.load import FloatArray
 from elasticutor.core.measure.metrics import ExecutorMetrics
 from elasticutor.core.protocol import events as ev
@@ -34,13 +30,12 @@ from elasticutor.errors import (
     BadValueError,
     OutOfOrderError,
     ProtocolError,
-    StaleAttemptError,
     UnknownTaskError,
 )
 
 
 class Phase(Enum):
-    """What an executor is doing as a whole."""
+    """What the executor does as a whole."""
 
     IDLE = "idle"
     """No attempt has begun yet."""
@@ -55,8 +50,6 @@ class ElasticExecutor:
     """Owner of a fixed key subspace, with any number of cores on any number of nodes.
 
     Example:
-        An executor is given a core, and told to begin:
-
         >>> executor = ElasticExecutor(ExecutorConfig(shards=4), NodeId("n0"), now=0.0)
         >>> executor.handle(ev.CoreGranted(NodeId("n0")), now=0.0)[-1]
         StartTask(node='n0', task=0)
@@ -77,21 +70,27 @@ class ElasticExecutor:
         self._data = DataPath(config, self.tasks, self.epochs, self._emit, now)
         self._moves = Reassigner(config.shards, self._data.receiver, self.tasks, self._emit)
         receiver, meter = self._data.receiver, self._data.meter
-        self._crew = TaskSet(self.tasks, self.epochs, receiver, meter, self._emit)
-        self._rollback = Rollback(self._crew.stores, self._emit)
-        self._sealing = EpochEnd(self.epochs, self._data, self._moves, self._crew, self._emit)
-        self._state_bytes: dict[NodeId, int] = {}
-        self._hot: tuple[ShardId, ...] = ()
+        self._task_set = TaskSet(self.tasks, self.epochs, receiver, meter, self._emit)
+        self._rollback = Rollback(self._task_set.stores, self._emit)
+        self._epoch_end = EpochEnd(self.epochs, self._data, self._moves, self._task_set, self._emit)
+        self._rebalancer = Rebalancer(
+            config,
+            self._data,
+            self._moves,
+            self._task_set,
+            self.epochs,
+            self._emit,
+            self._after_moves,
+        )
         self._now = now
 
     def handle(self, event: ev.Event, now: float) -> list[do.Instruction]:
-        """Take one event in, and say what is to be done about it, in order.
+        """Return the instructions that an event leads to, in order.
 
         Raises:
-            ProtocolError: If the event is not allowed here, by its leaf: `StaleAttemptError` for
-                what comes late from an attempt or a move that was given up (drop it), others for
-                mistakes.
-            BadValueError: If it carries a value that cannot be.
+            ProtocolError: The event is not allowed here: a `StaleAttemptError` is late, from an
+                attempt or a move that was given up (drop it); others are mistakes.
+            BadValueError: It carries a value that cannot be.
         """
         handler = _HANDLERS.get(type(event))
         if handler is None:
@@ -168,43 +167,23 @@ class ElasticExecutor:
         return self._data.outputs.empty
 
     def waiting_for(self) -> list[str]:
-        """Why nothing happens, in words: who has yet to answer what."""
-        waits = [f"{self.phase.value}, attempt {self.epochs.attempt}, epoch {self.epochs.open}"]
-        waits += [f"task {task} to reset" for task in sorted(self._rollback.resetting)]
-        waits += [f"store on {node} to roll back" for node in sorted(self._rollback.restoring)]
-        waits += [f"task {t} to flush" for t in sorted(self.epochs.flushing or ())]
-        waits += [f"node {n} to persist" for n in sorted(self.epochs.persisting or ())]
-        waits += [
-            f"{len(task.flights)} chunks from task {task.id}"
-            for task in self.tasks.values()
-            if task.flights
-        ]
-        waits += [f"move {m.id} of shard {m.shard} ({m.phase.value})" for m in self.moves]
-        waits += [f"{self.waiting} tuples to be handed out"] * bool(self.waiting)
-        waits += ["outputs to be taken"] * (not self._data.outputs.empty)
-        unplaced = len(self.table.shards_of(None))
-        waits += [f"an owner for {unplaced} shards"] * bool(unplaced)
-        unmarked = sorted(self.epochs.upstreams - self.epochs.marked)
-        return [*waits, f"markers from {unmarked}"]
+        """Why nothing happens: what each component waits for, in words."""
+        at = f"{self.phase.value}, attempt {self.epochs.attempt}, epoch {self.epochs.open}"
+        parts = (self._rollback, self._task_set, self._moves, self._data, self.epochs)
+        return [at, *(wait for part in parts for wait in part.waiting_for())]
 
     def overdue(self, now: float, patience_s: float) -> list[str]:
-        """Who has not answered for so long, and what.
+        """What has not been answered for so long, by whom: moves, and tasks that start.
 
-        Of moves and starting tasks; what an epoch or a new attempt waits for is waited for by
-        whoever drives the epochs, too, and `waiting_for` tells it.
+        The coordinator watches the ends of epochs and the beginnings of attempts.
         """
         before = now - patience_s
-        return [*self._moves.overdue(before), *self._crew.overdue(before)]
+        return [*self._moves.overdue(before), *self._task_set.overdue(before)]
 
     # Attempts
 
     def _on_attempt_begun(self, event: ev.AttemptBegun, now: float) -> None:
-        if event.attempt == self.epochs.attempt:
-            raise OutOfOrderError("attempt", f"be after {self.epochs.attempt}", event.attempt)
-        if event.attempt < self.epochs.attempt:
-            raise StaleAttemptError("attempt", f"be after {self.epochs.attempt}", event.attempt)
-        if not 0 <= event.base < event.epoch:
-            raise BadValueError("base", f"be 0 to {event.epoch - 1}", event.base)
+        self.epochs.require_next(event.attempt, event.base, event.epoch)
         if not event.upstreams or type(event.upstreams) is not tuple:
             raise BadValueError("upstreams", "be a tuple of at least one", event.upstreams)
         goes_on = self.phase is Phase.RUNNING and self.epochs.continues(event.base)
@@ -212,7 +191,7 @@ class ElasticExecutor:
         self.epochs.begin(event.attempt, event.base, event.epoch, frozenset(event.upstreams))
         self._data.open(event.upstreams, event.destinations)
         if goes_on:
-            self._sealing.commit_stores()
+            self._epoch_end.commit_stores()
             self._set_out(now)
             return
         if not known:  # no store here has that state any more: the checkpoint must
@@ -223,9 +202,9 @@ class ElasticExecutor:
     def _roll_back(self, now: float) -> None:
         self.phase = Phase.ROLLING_BACK
         self._moves.cancel()
-        self._crew.forget_flights()
+        self._task_set.forget_flights()
         self._moves.settle()
-        running = [task.id for task in self._crew.running]
+        running = [task.id for task in self._task_set.running]
         self._rollback.begin(self.epochs.attempt, self.epochs.committed, running)
         self._go_on_rolling_back(now)
 
@@ -235,13 +214,13 @@ class ElasticExecutor:
 
     def _on_task_reset(self, event: ev.TaskReset, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
-        self._crew.require(event.task)
+        self._task_set.require(event.task)
         self._rollback.task_reset(event.task)
         self._go_on_rolling_back(now)
 
     def _on_store_rolled_back(self, event: ev.StoreRolledBack, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
-        self._crew.require_store(event.node)
+        self._task_set.require_store(event.node)
         self._rollback.store_rolled_back(event.node)
         self._go_on_rolling_back(now)
 
@@ -256,31 +235,29 @@ class ElasticExecutor:
         self.phase = Phase.FAILED
         self._moves.cancel()
         self._data.receiver.clear()
-        self._crew.forget_flights()
+        self._task_set.forget_flights()
         self._emit(do.ReportFailure(self.epochs.attempt, reason))
 
     # Cores
 
     def _on_core_granted(self, event: ev.CoreGranted, now: float) -> None:
-        self._crew.grant(event.node, now)
+        self._task_set.grant(event.node, now)
 
     def _on_task_started(self, event: ev.TaskStarted, now: float) -> None:
-        self._crew.started(event.task)
-        # A core that was granted is wanted: among many balanced tasks a new one without any load
-        # would not lift δ over the usual threshold, and would get nothing.
+        self._task_set.started(event.task)
         self._data.end_interval(now)
-        threshold = min(_NEW_CORE_THRESHOLD, self.config.balance_threshold)
-        self._arrange(now, threshold, "core granted")
+        if self.phase is Phase.RUNNING:
+            self._rebalancer.use_new_core(now)
 
     def _on_core_taken(self, event: ev.CoreTaken, now: float) -> None:
-        task = self._crew.require(event.task)
-        self._crew.require_replaceable(task)
+        task = self._task_set.require(event.task)
+        self._task_set.require_replaceable(task)
         if task.running:
             task.status = TaskStatus.LEAVING
             self._arrange(now)
             self._retire(task, now)
         else:
-            self._crew.dismiss(task, now)
+            self._task_set.dismiss(task, now)
 
     def _retire(self, task: TaskView, now: float) -> None:
         """Let a leaving task go as soon as nothing depends on it."""
@@ -288,7 +265,7 @@ class ElasticExecutor:
             return
         awaited = task.id in self._rollback.resetting or task.id in self.epochs.still_to_flush
         if not awaited and not self._moves.involved(task.id):
-            self._crew.dismiss(task, now)
+            self._task_set.dismiss(task, now)
 
     def _retire_all(self, now: float) -> None:
         for task in list(self.tasks.values()):
@@ -297,26 +274,26 @@ class ElasticExecutor:
     # Losses
 
     def _on_task_lost(self, event: ev.TaskLost, now: float) -> None:
-        task = self._crew.require(event.task)
+        task = self._task_set.require(event.task)
         if self.phase is Phase.RUNNING and task.running:
             self._fail(f"task {task.id} on node {task.node!r} was lost")
         self._lose(task, now)
         self._go_on_rolling_back(now)
 
     def _on_node_lost(self, event: ev.NodeLost, now: float) -> None:
-        self._crew.require_store(event.node)
+        self._task_set.require_store(event.node)
         if event.node == self.node:
             raise ProtocolError(
                 "node lost", "be a remote one", event.node, "without its main process it is gone"
             )
-        tasks = self._crew.on(event.node)
+        tasks = self._task_set.on(event.node)
         needed = any(task.running for task in tasks) or event.node in self._moves.homes
         needed = needed or bool(self._moves.touching(event.node))
         needed = needed or event.node in (self.epochs.persisting or ())
         if self.phase is Phase.RUNNING and needed:
             self._fail(f"node {event.node!r} was lost with {len(tasks)} of the executor's tasks")
-        self._crew.stores.discard(event.node)
-        self._state_bytes.pop(event.node, None)
+        self._task_set.stores.discard(event.node)
+        self._data.forget_node(event.node)
         self._moves.forget_node(event.node)
         self._rollback.forget_node(event.node)
         for task in tasks:
@@ -326,7 +303,7 @@ class ElasticExecutor:
     def _lose(self, task: TaskView, now: float) -> None:
         self._rollback.forget_task(task.id)
         self._moves.unplace(self.table.shards_of(task.id))
-        self._crew.remove(task, now)
+        self._task_set.remove(task, now)
 
     def _on_attempt_failed(self, event: ev.AttemptFailed, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
@@ -341,24 +318,19 @@ class ElasticExecutor:
         if self.phase is Phase.RUNNING:
             self._data.arrive(event, routed, now)
 
-    def _on_chunk_processed(self, event: ev.ChunkProcessed, now: float) -> None:
+    def _on_answer(self, event: Answer, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
         if self.phase is not Phase.RUNNING:
             return
-        task = self._crew.require(event.task)
+        task = self._task_set.require(event.task)
         self._data.require_answer(task, event)
         self._data.answered(task, event, now)
+        if type(event) is ev.ChunkProgressed:
+            return
         if self.epochs.ends:
             self._try_to_end_epoch(now)
         if task.status is TaskStatus.LEAVING:
             self._retire(task, now)
-
-    def _on_chunk_progressed(self, event: ev.ChunkProgressed, now: float) -> None:
-        self.epochs.require_attempt(event.attempt)
-        if self.phase is Phase.RUNNING:
-            task = self._crew.require(event.task)
-            self._data.require_answer(task, event)
-            self._data.answered(task, event, now)
 
     def _on_credit_granted(self, event: ev.CreditGranted, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
@@ -372,90 +344,21 @@ class ElasticExecutor:
     def _on_balance_due(self, event: ev.BalanceDue, now: float) -> None:
         if self.phase is Phase.RUNNING:
             self._data.end_interval(now)
-            self._balance(now)
+            self._rebalancer.balance(now)
 
-    def _balance(self, now: float) -> None:
-        """Look for what has changed, then for what has been uneven for long; chance is neither.
-
-        Few tuples, or dear ones, make an uneven load by chance alone, and moving shards after it
-        would be all cost and no gain. So θ is raised by what chance can do in the time looked at.
-        """
-        tasks = sum(task.staying for task in self.tasks.values())
-        if self._data.rest_is_known:
-            self._even_out_rest(now, tasks)
-            return
-        threshold = self.config.balance_threshold
-        if self._arrange(now, threshold + self.config.chance * self._data.noise(tasks)):
-            self._data.has_changed()
-        elif tasks > 1 and not self.moves:
-            loads = self._data.steady_loads()
-            threshold += self.config.chance * self._data.steady_noise(tasks)
-            self._arrange(now, threshold, loads=loads)
-
-    def _even_out_rest(self, now: float, tasks: int) -> None:
-        """Let all tasks end together: a batch is done when the last of them is.
-
-        Nothing is left to chance then, and rates do not matter any more, only what is left to do.
-        """
-        rest_s = self._data.rest_s()
-        mean_s = float(rest_s.sum()) / max(1, tasks)
-        if mean_s > _WORTH_EVENING_OUT_S:
-            uneven = max(_LEAST_UNEVEN, _WORTH_EVENING_OUT_S / mean_s)
-            self._arrange(now, 1.0 + uneven, loads=rest_s)
-
-    def _arrange(
-        self,
-        now: float,
-        threshold: float = math.inf,
-        cause: do.Cause = "balance",
-        loads: FloatArray | None = None,
-    ) -> bool:
-        """Start the moves that are needed, and those that balance the load beyond the threshold.
-
-        Returns whether there were any.
-        """
-        staying = any(task.staying for task in self.tasks.values())
-        if self.phase is not Phase.RUNNING or not staying:
-            return False
-        leaving = self._crew.leaving
-        if math.isinf(threshold) and not leaving and not self.table.shards_of(None):
-            return False
-        loads_now = self._data.loads() if loads is None else loads
-        plan = plan_reassignments(
-            loads_now,
-            self._moves.planned_owners(),
-            {task.id: task.node for task in self._crew.running},
-            threshold=threshold,
-            leaving=leaving,
-            pinned=[move.shard for move in self.moves],
-            homes=self._moves.homes,
-        )
-        # Not all may start at once: those that matter most come first.
-        for reassignment in sorted(plan.moves, key=lambda move: -loads_now[move.shard]):
-            forced = reassignment.source is None  # waiting tuples depend on it
-            if forced or len(self.moves) < self.config.max_moves:
-                why = (
-                    "lost" if forced else "core taken" if reassignment.source in leaving else cause
-                )
-                self._move(reassignment.shard, reassignment.destination, why, now)
-        if loads is None and not math.isinf(threshold) and plan.hot != self._hot:
-            self._hot = plan.hot
-            self._emit(do.ReportHotShards(plan.hot))
-        self._after_moves(now)
-        return bool(plan.moves)
-
-    def _move(self, shard: ShardId, destination: TaskId, cause: do.Cause, now: float) -> bool:
-        return self._moves.start(shard, destination, cause, self.epochs.committed, now)
+    def _arrange(self, now: float) -> None:
+        if self.phase is Phase.RUNNING:
+            self._rebalancer.arrange(now)
 
     def _after_moves(self, now: float) -> None:
-        """Some shard may have found its task: its tuples flow, and nothing may wait for it."""
+        """A shard may have found its task: its tuples flow, and nothing waits for it any more."""
         self._moves.hold_labelled()
         self._data.feed_all(now)
         self._try_to_end_epoch(now)
 
     def _on_move_asked(self, event: ev.MoveAsked, now: float) -> None:
         self.table.require(event.shard)
-        task = self._crew.require(event.destination)
+        task = self._task_set.require(event.destination)
         if not task.staying:
             raise UnknownTaskError("destination", "be an active task", task.status.value)
         if self.phase is not Phase.RUNNING:
@@ -464,7 +367,8 @@ class ElasticExecutor:
             raise OutOfOrderError(f"shard {event.shard}", "not be on the move", "a second request")
         if self.table.owner(event.shard) in (event.destination, None):
             return
-        if not self._move(event.shard, event.destination, "asked", now):
+        base = self.epochs.committed
+        if not self._moves.start(event.shard, event.destination, "asked", base, now):
             raise OutOfOrderError(
                 f"old copy of shard {event.shard} on {task.node!r}", "be dropped first", task.id
             )
@@ -505,7 +409,7 @@ class ElasticExecutor:
             self._retire(source, now)
 
     def _on_shard_dropped(self, event: ev.ShardDropped, now: float) -> None:
-        self._crew.require_store(event.node)
+        self._task_set.require_store(event.node)
         self._moves.dropped(event.node, event.shard)
         self._arrange(now)
 
@@ -515,14 +419,14 @@ class ElasticExecutor:
         self.epochs.require_attempt(event.attempt)
         self._data.credits.require(event.upstream)
         if self.phase is Phase.RUNNING:
-            self._sealing.mark(event, now)
+            self._epoch_end.mark(event, now)
             self._try_to_end_epoch(now)
 
     def _try_to_end_epoch(self, now: float) -> None:
         if self.phase is not Phase.RUNNING:
             return
-        ended = self._sealing.try_to_flush(now)
-        sealed = self._sealing.try_to_seal()
+        ended = self._epoch_end.try_to_flush(now)
+        sealed = self._epoch_end.try_to_seal()
         if ended:
             self._arrange(now)
         if ended or sealed:  # the outputs of a sealed epoch may have been what was in the way
@@ -532,29 +436,28 @@ class ElasticExecutor:
         self.epochs.require_attempt(event.attempt)
         if self.phase is not Phase.RUNNING:
             return
-        self._crew.require(event.task)
-        if self._sealing.flushed(event, now):
+        self._task_set.require(event.task)
+        if self._epoch_end.flushed(event, now):
             self._retire_all(now)
 
     def _on_increment_persisted(self, event: ev.IncrementPersisted, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
         require_size("increment", event.size)
         if self.phase is Phase.RUNNING:
-            self._crew.require_store(event.node)
-            self._sealing.persisted(event)
+            self._task_set.require_store(event.node)
+            self._epoch_end.persisted(event)
 
     def _on_epoch_committed(self, event: ev.EpochCommitted, now: float) -> None:
         self.epochs.require_attempt(event.attempt)
         if self.phase is Phase.RUNNING:
-            self._sealing.committed(event)
+            self._epoch_end.committed(event)
 
     # Measurements
 
     def _on_state_measured(self, event: ev.StateMeasured, now: float) -> None:
-        self._crew.require_store(event.node)
+        self._task_set.require_store(event.node)
         require_size("state", event.size)
-        self._state_bytes[event.node] = event.size
-        self._data.meter.state_bytes(sum(self._state_bytes.values()))
+        self._data.state_measured(event.node, event.size)
 
     # Odds and ends
 
@@ -564,13 +467,6 @@ class ElasticExecutor:
     def _require_time(self, now: float) -> None:
         if not self._now <= now < math.inf:
             raise BadValueError("now", f"be finite, and {self._now} or later", now)
-
-
-_NEW_CORE_THRESHOLD = 1.05
-_WORTH_EVENING_OUT_S = 0.01
-"""When a batch ends: a task that is behind the mean by less may stay so."""
-_LEAST_UNEVEN = 0.02
-"""And one that is behind by a smaller share: what is left is an estimate."""
 
 
 _HANDLERS: dict[type, Callable[[ElasticExecutor, Any, float], None]] = {
@@ -586,8 +482,8 @@ _HANDLERS: dict[type, Callable[[ElasticExecutor, Any, float], None]] = {
     ev.TuplesArrived: ElasticExecutor._on_tuples_arrived,
     ev.MarkerArrived: ElasticExecutor._on_marker_arrived,
     ev.CreditGranted: ElasticExecutor._on_credit_granted,
-    ev.ChunkProcessed: ElasticExecutor._on_chunk_processed,
-    ev.ChunkProgressed: ElasticExecutor._on_chunk_progressed,
+    ev.ChunkProcessed: ElasticExecutor._on_answer,
+    ev.ChunkProgressed: ElasticExecutor._on_answer,
     ev.ShardWritten: ElasticExecutor._on_shard_written,
     ev.LabelReached: ElasticExecutor._on_label_reached,
     ev.TaskFlushed: ElasticExecutor._on_task_flushed,

@@ -1,14 +1,27 @@
-"""Who owns which shard, where its state is, and every shard that is on its way elsewhere.
+"""Moves shards between tasks (paper 3.3): who owns which shard, where its state is, what is moving.
 
-The reassigner enacts reassignments (paper 3.3): it knows nothing of loads, which decide what should
-move (`elasticutor.core.executor.balancing`), and nothing of upstreams, who never hear of it.
+```
+within a node:              WRITING → [WAITING] → DRAINING → done
+to another node:  OPENING → WRITING → COPYING → [WAITING] → DRAINING → MIGRATING → done
+of a shard whose task is gone,
+  with its state still on a node:      OPENING → COPYING → MIGRATING → done
+  with its state in the checkpoint:                        RESTORING → done
+```
+
+The write and the copy come ahead of the paper's pause. Up to WAITING the source task goes on
+working on the shard. From DRAINING on the shard is *held*: its tuples wait, and an epoch's end
+waits for it too.
+
+The reassigner knows nothing of loads, which decide what should move
+(`elasticutor.core.executor.balancing`), and nothing of upstreams, which never learn of a move.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from enum import Enum
 
-from elasticutor.core.executor.moves import Move, MovePhase
 from elasticutor.core.executor.receiver import HELD, Receiver
 from elasticutor.core.executor.routing import RoutingTable
 from elasticutor.core.executor.tasks import TaskView
@@ -20,12 +33,88 @@ from elasticutor.core.protocol.instructions import (
     DropShard,
     Instruction,
     OpenShard,
+    ReportMove,
     RestoreShard,
     SendLabel,
     SendRest,
     WriteShard,
 )
 from elasticutor.errors import OutOfOrderError, StaleAttemptError
+
+
+class MovePhase(Enum):
+    """How far a move has come."""
+
+    OPENING = "opening"
+    """The destination's node makes ready."""
+    WRITING = "writing"
+    """The source task writes what it has changed; tuples still flow."""
+    COPYING = "copying"
+    """A first copy of the state travels; tuples still flow."""
+    WAITING = "waiting"
+    """Ready for the label, which is not sent while an epoch ends."""
+    DRAINING = "draining"
+    """The label is on its way to the source task, which gives back what it has not begun."""
+    MIGRATING = "migrating"
+    """What changed since the copy travels."""
+    RESTORING = "restoring"
+    """The state is fetched from the checkpoint."""
+
+
+@dataclass(slots=True)
+class Move:
+    """One shard on its way from one task to another."""
+
+    id: MoveId
+    shard: ShardId
+    source: TaskId | None
+    """None: the shard has no owner, and is held from the start."""
+    destination: TaskId
+    origin: NodeId | None
+    """The node with the shard's state; None: only the checkpoint has it."""
+    target: NodeId
+    phase: MovePhase
+    cause: Cause
+    started_at: float = 0.0
+    labelled_at: float = 0.0
+    drained_at: float = 0.0
+    copied: int = 0
+
+    @property
+    def remote(self) -> bool:
+        """Whether state has to travel."""
+        return self.origin != self.target
+
+    @property
+    def holds(self) -> bool:
+        """Whether the shard's tuples wait for this move."""
+        return self.source is None or self.phase in (MovePhase.DRAINING, MovePhase.MIGRATING)
+
+    @property
+    def awaits(self) -> str:
+        """The task or node that has to answer next, in words."""
+        if self.phase in (MovePhase.WRITING, MovePhase.WAITING, MovePhase.DRAINING):
+            return f"task {self.source}"
+        return (
+            f"node {self.target!r}"
+            if self.phase is not MovePhase.COPYING
+            else (f"nodes {self.origin!r} and {self.target!r}")
+        )
+
+    def report(self, migrated: int, now: float) -> ReportMove:
+        """Return what is kept of a finished move."""
+        return ReportMove(
+            move=self.id,
+            shard=self.shard,
+            source=self.source,
+            destination=self.destination,
+            remote=self.remote,
+            cause=self.cause,
+            sync_s=self.drained_at - self.labelled_at,
+            migration_s=now - self.drained_at,
+            copied=self.copied,
+            migrated=migrated,
+        )
 
 
 class Reassigner:
@@ -58,7 +147,7 @@ class Reassigner:
     ) -> bool:
         """Begin to move a shard; False if it has to wait for an older copy to be dropped.
 
-        Whoever starts moves calls `hold_labelled` when all are started.
+        The caller calls `hold_labelled` when all moves are started.
         """
         source = self.table.owner(shard)
         origin, target = self.homes[shard], self._tasks[destination].node
@@ -96,7 +185,7 @@ class Reassigner:
             self._unheld = []
 
     def send_waiting_labels(self, now: float) -> None:
-        """The epoch has ended, or will not soon: moves that had to wait for that go on."""
+        """Go on with moves that had to wait: the epoch has ended, or will not soon."""
         for move in [move for move in self.moves.values() if move.phase is MovePhase.WAITING]:
             self._ask_label(move, now)
         self.hold_labelled()
@@ -104,7 +193,7 @@ class Reassigner:
     # What is answered
 
     def require(self, move_id: MoveId, *phases: MovePhase) -> Move:
-        """The move of this number, if it is in one of these phases."""
+        """Return the move of this number, if it is in one of these phases."""
         move = self.moves.get(move_id)
         if move is None:
             if 0 <= move_id < self._next_move:
@@ -116,7 +205,7 @@ class Reassigner:
         return move
 
     def require_from(self, event: ShardWritten | LabelReached, phase: MovePhase) -> Move:
-        """The move that a task answers, if it is in this phase and the task is its source."""
+        """Return the move that a task answers, if it is in this phase and from this task."""
         move = self.require(event.move, phase)
         if move.source != event.task:
             raise OutOfOrderError(
@@ -125,14 +214,14 @@ class Reassigner:
         return move
 
     def opened(self, move: Move) -> None:
-        """The destination's node is ready."""
+        """Go on: the destination's node is ready."""
         if move.source is None:
             self._copy(move)
         else:
             self._write(move)
 
     def written(self, move: Move, now: float) -> None:
-        """What the source task had changed so far is in its node's store."""
+        """Go on: what the source task had changed so far is in its node's store."""
         if move.remote:
             self._copy(move)
         else:
@@ -140,7 +229,7 @@ class Reassigner:
             self.hold_labelled()
 
     def copied(self, move: Move, size: int, now: float) -> None:
-        """The first copy has arrived."""
+        """Go on: the first copy has arrived."""
         move.copied = size
         if move.source is None:
             self._send_rest(move)
@@ -149,7 +238,7 @@ class Reassigner:
             self.hold_labelled()
 
     def drained(self, move: Move, now: float) -> None:
-        """The source task is done with the shard, and its state is in the store.
+        """Go on: the source task is done with the shard, and its state is in the store.
 
         What it had not begun comes back before the shard's other tuples.
         """
@@ -164,11 +253,11 @@ class Reassigner:
             self._complete(move, 0, now)
 
     def arrived(self, move: Move, size: int, now: float) -> None:
-        """The destination's node has everything."""
+        """Complete the move: the destination's node has everything."""
         self._complete(move, size, now)
 
     def dropped(self, node: NodeId, shard: ShardId) -> None:
-        """The old copy is gone."""
+        """Take note that the old copy is gone."""
         if (node, shard) not in self._dropping:
             raise OutOfOrderError("shard dropped", "have been told to go", (node, shard))
         self._dropping.discard((node, shard))
@@ -176,7 +265,7 @@ class Reassigner:
     # What goes wrong
 
     def cancel(self) -> None:
-        """Give up every move: each shard stays with whoever the routing table names."""
+        """Give up every move: each shard stays with the task that the routing table names."""
         self.moves.clear()
         self.labels_wait = False
         for task in self._tasks.values():
@@ -196,7 +285,7 @@ class Reassigner:
             self._receiver.hold(shards)
 
     def forget_node(self, node: NodeId) -> None:
-        """The node's store is gone."""
+        """Forget all that was in the store of a node that is gone."""
         self._dropping = {entry for entry in self._dropping if entry[0] != node}
         self.homes = [None if home == node else home for home in self.homes]
 
@@ -217,12 +306,21 @@ class Reassigner:
         """The moves that need this node."""
         return [move for move in self.moves.values() if node in (move.origin, move.target)]
 
+    def waiting_for(self) -> list[str]:
+        """The moves under way, and shards without an owner, in words."""
+        unplaced = len(self.table.shards_of(None))
+        moves = self.moves.values()
+        return [
+            *(f"move {move.id} of shard {move.shard} ({move.phase.value})" for move in moves),
+            *[f"an owner for {unplaced} shards"] * bool(unplaced),
+        ]
+
     def overdue(self, before: float) -> list[str]:
-        """The moves that were begun or labelled before then, each with who has to answer."""
+        """The moves that were begun or labelled before then, each with what has to answer."""
         return [
             f"{move.awaits} to answer move {move.id} of shard {move.shard} ({move.phase.value})"
             for move in self.moves.values()
-            # Nobody has to answer what waits for an epoch to end.
+            # A move that waits for an epoch to end has no answer due.
             if max(move.started_at, move.labelled_at) < before
             and move.phase is not MovePhase.WAITING
         ]

@@ -167,7 +167,7 @@ class Receiver:
         return sum(part.count for part in islice(queue, _COUNTED))
 
     def take(self, slot: int, rows: int, *, one_upstream: bool) -> tuple[list[Part], int]:
-        """Take about so many tuples out of a task's queue, the oldest first; and count them.
+        """Take about `rows` tuples out of a task's queue, the oldest first; and count them.
 
         Parts are what all work is done on, and to join or to split them is to copy tuples. So up to
         a quarter more is taken, or as little as half, rather than a part split; and one that must

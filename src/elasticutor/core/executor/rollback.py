@@ -15,9 +15,9 @@ from elasticutor.errors import OutOfOrderError
 
 
 class Rollback:
-    """Who has yet to forget what an attempt had done.
+    """Tracks what has yet to forget an attempt: tasks, then stores.
 
-    Losing somebody meanwhile costs nothing: all state is in the stores, or durable.
+    Losing some of them meanwhile costs nothing: all state is in the stores, or durable.
     """
 
     def __init__(self, stores: AbstractSet[NodeId], emit: Callable[[Instruction], None]) -> None:
@@ -41,13 +41,13 @@ class Rollback:
             self._emit(ResetTask(task, attempt))
 
     def task_reset(self, task: TaskId) -> None:
-        """A task has forgotten."""
+        """Take note that a task has forgotten."""
         if task not in self.resetting:
             raise OutOfOrderError(f"task {task}", "have been told to reset", self._attempt)
         self.resetting.discard(task)
 
     def store_rolled_back(self, node: NodeId) -> None:
-        """A store has gone back."""
+        """Take note that a store has gone back."""
         if node not in self.restoring:
             raise OutOfOrderError(f"store on {node!r}", "have been told to roll back", node)
         self.restoring.discard(node)
@@ -61,7 +61,7 @@ class Rollback:
         self.restoring.discard(node)
 
     def proceed(self, homes: Sequence[NodeId | None]) -> bool:
-        """Do the next thing that can be done; True when there is nothing left to do."""
+        """Do the next thing that can be done; returns whether nothing is left to do."""
         if self.resetting:
             return False
         if not self._stores_told:
@@ -71,3 +71,8 @@ class Rollback:
                 keep = tuple(ShardId(s) for s, home in enumerate(homes) if home == node)
                 self._emit(RollBackStore(node, self._attempt, self._base, keep))
         return not self.restoring
+
+    def waiting_for(self) -> list[str]:
+        """What has yet to be answered, in words."""
+        tasks = [f"task {task} to reset" for task in sorted(self.resetting)]
+        return [*tasks, *(f"store on {node} to roll back" for node in sorted(self.restoring))]

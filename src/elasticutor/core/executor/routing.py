@@ -1,6 +1,6 @@
 """The second tier of routing: which task owns which shard, as an immutable, versioned table.
 
-Only the main process of an elastic executor has one (paper 3.2); nobody upstream ever sees it.
+Only the main process of an elastic executor has one (paper 3.2); upstreams never see it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RoutingTable:
 
     @classmethod
     def unplaced(cls, shards: int) -> RoutingTable:
-        """A table of so many shards, none of which has an owner yet."""
+        """Return a table of shards without owners."""
         if shards < 1:
             raise BadValueError("number of shards", "be at least 1", shards)
         return cls(0, (None,) * shards)

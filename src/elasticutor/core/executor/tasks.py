@@ -1,4 +1,4 @@
-"""What the main process knows of each of its tasks, and how much it gives each ahead of time.
+"""The tasks of an executor: what each has been given, how many there are, and on which nodes.
 
 Binding is late: tuples wait in the main process, and a task is handed only a small window of work.
 A label interrupts that window: the tuples of its shard that the task has not begun come back, so
@@ -8,6 +8,7 @@ that the time to drain a shard is that of one tuple and does not grow with the b
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -15,8 +16,19 @@ import msgspec
 
 from elasticutor.core.executor.batch import Part, divided
 from elasticutor.core.executor.config import ExecutorConfig
-from elasticutor.core.executor.receiver import HELD
+from elasticutor.core.executor.epochs import Epochs
+from elasticutor.core.executor.receiver import HELD, Receiver
+from elasticutor.core.measure.metrics import Meter
+from elasticutor.core.protocol.events import CoreGranted, CoreTaken
 from elasticutor.core.protocol.ids import ChunkId, NodeId, ShardId, TaskId
+from elasticutor.core.protocol.instructions import EndTask, Instruction, OpenStore, StartTask
+from elasticutor.errors import (
+    BadValueError,
+    LastCoreError,
+    OutOfOrderError,
+    UnknownNodeError,
+    UnknownTaskError,
+)
 
 _LEAST_CHUNK_S = 0.002  # a chunk of less work costs as much as it does
 _MANY_CHUNKS = 4  # a queue of more is a backlog
@@ -131,7 +143,7 @@ class TaskView:
         return max(share, self._rows_of(min(_LEAST_CHUNK_S, config.chunk_s), config))
 
     def _rows_of(self, seconds: float, config: ExecutorConfig) -> int:
-        """How many tuples take so long, as measured."""
+        """Return how many tuples take this long, as measured."""
         assert self.row_s is not None  # the caller has looked
         if self.row_s * config.max_chunk_rows <= seconds:
             return config.max_chunk_rows
@@ -145,7 +157,7 @@ class TaskView:
         return flight
 
     def answered(self, rows: int, useful_s: float) -> list[Part]:
-        """Note that so many tuples of the oldest chunk are processed; returns them."""
+        """Note that the first tuples of the oldest chunk are processed; returns them."""
         flight = self.flights[0]
         done = flight.parts
         if rows == flight.rows:
@@ -165,7 +177,7 @@ class TaskView:
         return int(sum(mask.sum() for mask in found))
 
     def give_back(self, shard: ShardId) -> list[Part]:
-        """Take the shard's tuples out of all chunks, in their order; nobody answers for them."""
+        """Take the shard's tuples out of all chunks, in their order; no answer covers them."""
         back: list[Part] = []
         for flight in self.flights:
             left: list[Part] = []
@@ -190,3 +202,153 @@ class TaskView:
         """Note that nothing handed over before will be answered any more."""
         self.flights.clear()
         self.in_flight_s = 0.0
+
+
+class TaskSet:
+    """The tasks that an executor has, and the nodes on which it has a store."""
+
+    def __init__(
+        self,
+        tasks: dict[TaskId, TaskView],
+        epochs: Epochs,
+        receiver: Receiver,
+        meter: Meter,
+        emit: Callable[[Instruction], None],
+    ) -> None:
+        self.tasks = tasks
+        self.stores: set[NodeId] = set()
+        self._epochs = epochs
+        self._receiver = receiver
+        self._meter = meter
+        self._emit = emit
+        self._next_task = 0
+
+    def require(self, task: TaskId) -> TaskView:
+        """Return the task of this number; refuses a stranger's."""
+        view = self.tasks.get(task)
+        if view is None:
+            raise UnknownTaskError("task", f"be one of {sorted(self.tasks)}", task)
+        return view
+
+    def require_store(self, node: NodeId) -> None:
+        """Refuse a node on which the executor has nothing."""
+        if node not in self.stores:
+            raise UnknownNodeError("node", f"be one of {sorted(self.stores)}", node)
+
+    @property
+    def running(self) -> list[TaskView]:
+        """Tasks whose process is up."""
+        return [task for task in self.tasks.values() if task.running]
+
+    @property
+    def leaving(self) -> list[TaskId]:
+        """Tasks whose core is wanted elsewhere."""
+        return [t.id for t in self.tasks.values() if t.status is TaskStatus.LEAVING]
+
+    def on(self, node: NodeId) -> list[TaskView]:
+        """Tasks on a node."""
+        return [task for task in self.tasks.values() if task.node == node]
+
+    def grant(self, node: NodeId, now: float) -> None:
+        """Start a task on a core that was granted; the first on a node needs a store there."""
+        if node not in self.stores:
+            self.stores.add(node)
+            self._emit(OpenStore(node, self._epochs.attempt, self._epochs.committed))
+        task = TaskView(TaskId(self._next_task), node, granted_at=now)
+        self._next_task += 1
+        self.tasks[task.id] = task
+        self._emit(StartTask(node, task.id))
+        self._meter.set_cores(len(self.tasks), now)
+
+    def waiting_for(self) -> list[str]:
+        """What tasks have yet to answer, in words."""
+        return [
+            f"{len(task.flights)} chunks from task {task.id}"
+            for task in self.tasks.values()
+            if task.flights
+        ]
+
+    def overdue(self, before: float) -> list[str]:
+        """The tasks whose cores were granted before then, and whose processes are not up."""
+        return [
+            f"task {task.id} on node {task.node!r} to start"
+            for task in self.tasks.values()
+            if not task.running and task.granted_at < before
+        ]
+
+    def started(self, task_id: TaskId) -> None:
+        """Take note that a task's process is up."""
+        task = self.require(task_id)
+        if task.running:
+            raise OutOfOrderError(f"task {task.id}", "be starting", task.status.value)
+        task.status = TaskStatus.ACTIVE
+        task.slot = self._receiver.add_slot()
+
+    def require_replaceable(self, task: TaskView) -> None:
+        """Refuse to take a core away twice, or the last one."""
+        if task.status is TaskStatus.LEAVING:
+            raise OutOfOrderError(f"task {task.id}", "not be leaving already", "a second request")
+        if not any(
+            t.status is not TaskStatus.LEAVING for t in self.tasks.values() if t is not task
+        ):
+            raise LastCoreError(
+                "executor", "keep at least one core", 0, "grant it another core first"
+            )
+
+    def dismiss(self, task: TaskView, now: float) -> None:
+        """Let a task end that owns nothing and has nothing to do."""
+        self._emit(EndTask(task.node, task.id))
+        self.remove(task, now)
+
+    def remove(self, task: TaskView, now: float) -> None:
+        """Forget a task that is gone, and its queue."""
+        del self.tasks[task.id]
+        if task.running:
+            self._receiver.free_slot(task.slot)
+        self._meter.set_cores(len(self.tasks), now)
+
+    def forget_flights(self) -> None:
+        """Expect no answer to what was handed over before."""
+        for task in self.tasks.values():
+            task.forget_flights()
+
+
+def core_changes(
+    tasks: Mapping[TaskId, NodeId],
+    loads: Mapping[TaskId, float],
+    wanted: Mapping[NodeId, int],
+) -> list[CoreGranted | CoreTaken]:
+    """Return the fewest changes that give the executor just the wanted cores on each node.
+
+    Grants come first, so that an executor that changes its only core for another keeps one all the
+    time. Where a node has too many, the least loaded tasks go: their shards are the cheapest to
+    move, and the newest of equals goes first.
+
+    Args:
+        tasks: The tasks that the executor has and that are not leaving, with their nodes.
+        loads: Their loads, in cores; a task that is missing here counts as idle.
+        wanted: How many cores it should have on each node; none on those not named.
+
+    Raises:
+        BadValueError: A number of cores is not a whole number, or negative.
+        LastCoreError: No core at all is wanted.
+
+    Example:
+        >>> tasks = {TaskId(0): NodeId("a"), TaskId(1): NodeId("a")}
+        >>> core_changes(tasks, {TaskId(0): 0.9, TaskId(1): 0.2}, {NodeId("a"): 1, NodeId("b"): 1})
+        [CoreGranted(node='b'), CoreTaken(task=1)]
+    """
+    for node, count in wanted.items():
+        if type(count) is not int or count < 0:
+            raise BadValueError(f"cores on node {node!r}", "be a whole number, at least 0", count)
+    if not sum(wanted.values()):
+        raise LastCoreError("executor", "keep at least one core", 0, "ask for one or more")
+    granted: list[CoreGranted | CoreTaken] = []
+    taken: list[CoreGranted | CoreTaken] = []
+    for node in sorted({*tasks.values(), *wanted}):
+        there = [task for task, home in tasks.items() if home == node]
+        missing = wanted.get(node, 0) - len(there)
+        granted += [CoreGranted(node)] * missing
+        there.sort(key=lambda task: (loads.get(task, 0.0), -task))
+        taken += [CoreTaken(task) for task in there[: max(0, -missing)]]
+    return [*granted, *taken]

@@ -133,7 +133,7 @@ class LatencyHistogram:
         return made
 
     def record(self, seconds: float, count: int = 1) -> None:
-        """Count a latency so many times.
+        """Count a latency, once or a number of times.
 
         Raises:
             BadValueError: If the latency is negative or NaN, or the count is negative.
@@ -150,7 +150,7 @@ class LatencyHistogram:
     def record_many(
         self, seconds: npt.NDArray[np.float64], counts: npt.NDArray[np.integer[Any]]
     ) -> None:
-        """Count many latencies at once, each so many times; much faster than one by one.
+        """Count many latencies at once, each with its number of times; much faster than one by one.
 
         Raises:
             BadValueError: If a latency is negative or NaN, or a count is negative.

@@ -85,7 +85,7 @@ class ShardLoads:
 
     Args:
         shards: The number of shards of the executor, z.
-        half_life_s: After so many seconds what was measured counts half.
+        half_life_s: The seconds after which what was measured counts half.
         now: When measuring starts.
 
     Example:
@@ -169,8 +169,8 @@ class ShardLoads:
     def noise(self, tasks: int, total: float) -> float:
         """How far a task's load is off by mere chance: its standard deviation over its mean.
 
-        For rows that come independently of each other, shared out evenly among so many tasks.
-        Backlog is part of the total load, but there is no chance in it.
+        For rows that come independently of each other, shared out evenly among these tasks. Backlog
+        is part of the total load, but there is no chance in it.
 
         Example:
             >>> loads = ShardLoads(shards=1, half_life_s=math.log(2.0) / 2, now=0.0)

@@ -1,4 +1,4 @@
-"""What the scheduler is told: everything that was measured of the cluster in one interval."""
+"""What the scheduler goes by: everything that was measured of the cluster in one interval."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SourceSeen:
     rate: float | None = None
     """What it would send per second if nothing blocked it, where it knows that itself."""
     routed: Mapping[Peer, int] = field(default_factory=dict)
-    """How many of its rows are for which executor; sent or not, so nobody's backlog hides them."""
+    """How many of its rows are for which executor; sent or not, so no backlog hides them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,15 +22,14 @@ import numpy.typing as npt
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.measure.load import SHORTEST_S, FloatArray, IntArray, require_amounts, tally
 from elasticutor.core.measure.work import WorkDone
-from elasticutor.core.protocol.ids import ShardId
-from elasticutor.errors import BadValueError, UnknownShardError
+from elasticutor.errors import BadValueError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExecutorMetrics:
     """What one executor, or one of its tasks, did over an interval.
 
-    A value: the arrays are copies and cannot be written to, and nobody should record into the
+    A value: the arrays are copies and cannot be written to; record nothing into the
     latencies. It survives pickling. Negative and non-finite numbers are refused.
 
     Example:
@@ -197,25 +196,6 @@ class ExecutorMetrics:
         return _per(self.bytes_in + self.bytes_out, self.core_seconds)
 
     @property
-    def mean_cost(self) -> float:
-        """Seconds of useful time per row; NaN before any row."""
-        return self.useful_s / self.rows_processed if self.rows_processed else math.nan
-
-    @property
-    def shard_cost(self) -> FloatArray:
-        """Seconds per row of each shard; the executor's mean where a shard had no row."""
-        costs = np.full(self.shards, self.mean_cost)
-        np.divide(self.shard_seconds, self.shard_rows, out=costs, where=self.shard_rows > 0)
-        return costs
-
-    def cost_per_row(self, shard: ShardId) -> float:
-        """Seconds per row of one shard; the executor's mean if it had no row."""
-        if not 0 <= shard < self.shards:
-            raise UnknownShardError("shard", f"be 0 to {self.shards - 1}", shard)
-        rows = int(self.shard_rows[shard])
-        return float(self.shard_seconds[shard]) / rows if rows else self.mean_cost
-
-    @property
     def shard_loads(self) -> FloatArray:
         """Work of each shard, in cores: seconds per second."""
         if self.seconds < SHORTEST_S:
@@ -309,7 +289,7 @@ def _per(amount: float, time_s: float) -> float:
 class Meter:
     """Counts what happens in an executor, or in one of its tasks, until it is reset.
 
-    It has no clock: whoever drives it says what time it is. The size of the state and the number
+    It has no clock: the caller says what time it is. The size of the state and the number
     of cores are kept over a reset, since they go on being what they were.
 
     Args:
@@ -355,7 +335,7 @@ class Meter:
         self._latency = LatencyHistogram()
 
     def arrived(self, rows: int, size_bytes: int = 0) -> None:
-        """The receiver took in so many rows."""
+        """The receiver took in this number of rows."""
         if not (0 <= rows < math.inf and 0 <= size_bytes < math.inf):
             _require_amount("arrived rows", rows)
             _require_amount("arrived bytes", size_bytes)
@@ -398,7 +378,7 @@ class Meter:
         self._latency.record_many(done.waits_s, done.wait_counts)
 
     def latency(self, seconds: float, count: int = 1) -> None:
-        """So many rows were completed after so long; see `LatencyHistogram.record`."""
+        """Count rows that were completed after this time; see `LatencyHistogram.record`."""
         self._latency.record(seconds, count)
 
     def state_bytes(self, total: int) -> None:
@@ -407,7 +387,7 @@ class Meter:
         self._state_bytes = int(total)
 
     def set_cores(self, cores: float, now: float) -> None:
-        """From now on there are so many cores."""
+        """The number of cores from now on."""
         _require_amount("cores", cores)
         self._core_seconds = self._core_seconds_until(now)
         self._cores_since = now

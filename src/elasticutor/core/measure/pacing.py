@@ -34,7 +34,7 @@ LEAST_GAP_S: Final = 0.000_25
 USUAL_GAP_S: Final = 0.001
 MOST_GAP_S: Final = 0.003
 PACE_S: Final = 0.1
-"""How often a source sets its gap anew."""
+"""How often a source sets its gap."""
 _BUSY, _EASY, _SPARE = 0.06, 0.12, 0.24
 """Shares of the machine's CPU time that are idle. Below the first packets get fewer than usual,
 above the last more frequent than usual; on either side of the second they come as usual again, if

@@ -1,4 +1,4 @@
-"""What the tasks have done, noted chunk by chunk and summed per shard only when somebody asks.
+"""What the tasks have done, noted chunk by chunk and summed per shard only when asked for.
 
 Summing over 256 shards takes longer than anything else that is done with a chunk; done for many
 chunks at once it takes next to nothing.

@@ -43,7 +43,7 @@ class StageCounted:
     tasks: int
     partitions: int
     output: int | None = None
-    """Of which exchange its output is; the same for a stage that makes lost output anew."""
+    """Of which exchange its output is; the same for a stage that makes lost output again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class CountTasks:
 
 @dataclass(frozen=True, slots=True)
 class GoBack:
-    """Let the checkpoint go on from the base: the newest epoch is to be made anew."""
+    """Let the checkpoint go on from the base: the newest epoch is to be made again."""
 
     attempt: Attempt
     base: Epoch
@@ -119,7 +119,7 @@ class GoBack:
 
 @dataclass(frozen=True, slots=True)
 class BeginBatch(BeginAttempt):
-    """Tell an executor to go to the base, and who its upstreams are; it answers when ready."""
+    """Tell an executor to go to the base, and its upstreams; it answers when ready."""
 
     upstreams: tuple[Peer, ...] = ()
 

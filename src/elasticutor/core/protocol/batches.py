@@ -1,6 +1,6 @@
 """Fencing of micro-batches: whatever is run again is applied once.
 
-Whoever runs a query in batches (Spark) may run any part of it again: a task that was lost, a copy
+Spark runs a query in batches, and may run any part of it again: a task that was lost, a copy
 of a slow one, a stage whose output is gone, a whole plan that a second action needs. An operator
 with state outside of that plan must tell them apart:
 
@@ -12,24 +12,23 @@ no batch ──a task arrives──▶ counting ──▶ beginning ──all re
 
 - The tasks of one stage of one execution of one batch are one *attempt*. How many they are must be
   known before the first may send, since an epoch ends when all have.
-- A later execution of the same batch goes back to the state before it, and begins anew.
+- A later execution of the same batch goes back to the state before it, and starts over.
 - A second stage in one execution means that a plan has the operator twice, or that output was lost
   which others still need; a second task for a partition, that what the first has sent is half
   applied. All are refused, never guessed at; but only the first would be refused again and again.
-- The last task may only leave when the epoch is durable, so that nobody can commit the batch before
-  it is. That it was committed is known when a later batch begins.
+- The last task may only leave when the epoch is durable, so no batch is committed before it is.
+  That it was committed is known when a later batch begins.
 - Numbers of batches may have gaps: an operator without input is not called at all.
 
-Pure, as all of `core`: who runs it tells it what has happened, and does what it answers.
+Pure, as all of `core`: events in, orders out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
+from elasticutor.core.protocol.batch_attempt import SENDING, BatchAttempt, BatchPhase
 from elasticutor.core.protocol.batch_protocol import (
     Admit,
     BatchEvent,
@@ -74,70 +73,6 @@ __all__ = [
 ]
 
 
-class BatchPhase(Enum):
-    """How far the current attempt is."""
-
-    COUNTING = "counting the stage's tasks"
-    RETURNING = "going back"
-    BEGINNING = "waiting for executors to be ready"
-    RUNNING = "running"
-    WRITING = "writing the manifest"
-    DURABLE = "durable"
-    ABORTED = "given up"
-
-
-_SENDING = (BatchPhase.RUNNING, BatchPhase.WRITING, BatchPhase.DURABLE)
-"""Phases with tasks that were admitted."""
-
-
-@dataclass(slots=True)
-class _Try:
-    """One attempt at one batch."""
-
-    epoch: Epoch
-    execution: int
-    stage: int
-    attempt: Attempt
-    base: Epoch
-    phase: BatchPhase = BatchPhase.COUNTING
-    returns: bool = False
-    """Whether the checkpoint has yet to go back."""
-    counted: int = 0
-    arrived: dict[int, Ingress] = field(default_factory=dict)
-    """By partition."""
-    left: set[int] = field(default_factory=set)
-    last: Ingress | None = None
-    """The task that waits until the epoch is durable."""
-    unready: set[Peer] = field(default_factory=set)
-    notes: dict[Peer, Any] = field(default_factory=dict)
-    """Of executors that have prepared."""
-    written: bool = False
-    """Whether its manifest may be there."""
-    kept: bool = False
-    """Whether an earlier execution's is there."""
-    reason: str = ""
-    again: bool = True
-    """Whether running the batch again would help, if it was given up."""
-    output: int | None = None
-    """What the stage's output is for, if that is known."""
-    doubtful: dict[int, list[Ingress]] = field(default_factory=dict)
-    """Tasks of further stages of the execution, by stage, until it is known what they are for."""
-    refused: dict[int, tuple[str, bool]] = field(default_factory=dict)
-    """Further stages of which that is known: why they are refused, and whether a restart helps."""
-
-    @property
-    def identity(self) -> tuple[int, int, int]:
-        return self.epoch, self.execution, self.stage
-
-    @property
-    def complete(self) -> bool:
-        """Whether every task has left, and so the epoch is durable."""
-        return 0 < self.counted == len(self.left)
-
-    def upstream(self, partition: int) -> Peer:
-        return Peer(f"p{partition}@{self.attempt}")
-
-
 class Batches:
     """Decides what becomes of the tasks that feed the operators of one query, or of one action.
 
@@ -159,7 +94,7 @@ class Batches:
         >>> batches.handle(ExecutorReady("count.0", 1))[0].upstream
         'p0@1'
 
-        All outputs are back, but until the epoch is durable nobody may leave who is the last:
+        All outputs are back, but the last task may not leave until the epoch is durable:
 
         >>> batches.handle(TaskDone(task, 1))
         []
@@ -188,9 +123,9 @@ class Batches:
             raise BadValueError("batches", "have an executor", self._executors)
         self.attempt = first
         self.committed = committed
-        """The newest epoch that whoever runs the batches is known to have committed."""
+        """The newest epoch that Spark is known to have committed."""
         self._keeps = keeps
-        self._try: _Try | None = None
+        self._try: BatchAttempt | None = None
         self._owed = Epoch(0)
         self._missed: tuple[str, bool] | None = None
         """Why no batch can follow any more, and whether a restart helps; None if one can."""
@@ -210,11 +145,7 @@ class Batches:
     @property
     def present(self) -> list[Ingress]:
         """The tasks that are here, and wait for something or send."""
-        current = self._try
-        if current is None or current.phase is BatchPhase.ABORTED:
-            return []
-        here = [task for part, task in current.arrived.items() if part not in current.left]
-        return [*here, *(task for tasks in current.doubtful.values() for task in tasks)]
+        return [] if self._try is None else self._try.present
 
     @property
     def idle(self) -> bool:
@@ -223,43 +154,22 @@ class Batches:
         return current is None or current.complete or current.phase is BatchPhase.ABORTED
 
     def missing(self) -> tuple[Peer, ...]:
-        """Executors that have yet to answer what everybody waits for."""
-        current = self._try
-        if current is None:
-            return ()
-        if current.phase is BatchPhase.BEGINNING:
-            return tuple(sorted(current.unready))
-        if current.phase is BatchPhase.RUNNING and current.last is not None:
-            return tuple(who for who in self._executors if who not in current.notes)
-        return ()
+        """Return the executors that have yet to answer what everything waits for."""
+        return () if self._try is None else self._try.missing(self._executors)
 
     def waits(self) -> bool:
-        """Whether it waits for somebody who should not take long."""
-        current = self._try
-        if current is None:
-            return False
-        if current.phase is BatchPhase.RUNNING:
-            return current.last is not None
-        if current.doubtful:
-            return True
-        return current.phase not in (BatchPhase.DURABLE, BatchPhase.ABORTED)
+        """Whether it waits for an answer that should not take long."""
+        return self._try is not None and self._try.waits
 
     def waiting_for(self) -> list[str]:
         """Why nothing happens, in words."""
-        current = self._try
-        if current is None:
-            return ["the first batch"]
-        words = [f"batch {current.epoch - 1}, attempt {current.attempt}: {current.phase.value}"]
-        words += [f"answer of {', '.join(self.missing())}"] * bool(self.missing())
-        words += [f"what stage {stage} is for" for stage in current.doubtful]
-        here, left = len(current.arrived), len(current.left)
-        return [*words, f"{here} of {current.counted} tasks have arrived, {left} have left"]
+        return ["the first batch"] if self._try is None else self._try.waiting_for(self._executors)
 
     @property
     def owed(self) -> Epoch:
         """The epoch that was begun and did not come to its end; 0 if there is none.
 
-        Whoever takes over has to be told, by `owe`.
+        The next run learns of it by `owe`.
         """
         current = self._try
         if current is None:
@@ -267,9 +177,9 @@ class Batches:
         return Epoch(0) if current.phase is BatchPhase.DURABLE else current.epoch
 
     def owe(self, epoch: Epoch) -> None:
-        """Before the first task: what others have begun must come again before any later batch.
+        """Before the first task: require an epoch that others have begun before any later batch.
 
-        Unless it is in the state all the same.
+        No-op if it is in the state all the same.
         """
         if epoch > self.committed:
             self._owed = epoch
@@ -277,7 +187,7 @@ class Batches:
     # What happens
 
     def handle(self, event: BatchEvent) -> list[BatchOrder]:
-        """Take one event in, and say what is to be done about it, in order.
+        """Return the orders that an event leads to, in order.
 
         Raises:
             StaleAttemptError: It belongs to an attempt that was given up.
@@ -301,7 +211,7 @@ class Batches:
                 return self._on_durable(attempt, epoch)
 
     def give_up(self, reason: str, *, again: bool = True) -> list[BatchOrder]:
-        """Something is lost, or has failed: no task that is here can go on."""
+        """Refuse all tasks that are here: something is lost, or has failed."""
         current = self._try
         if current is None:
             return []
@@ -312,7 +222,7 @@ class Batches:
         return orders
 
     def cannot_count(self, order: CountTasks, reason: str) -> list[BatchOrder]:
-        """How large a stage is, or what for, cannot be found out."""
+        """Refuse the tasks of a stage whose size or purpose cannot be found out."""
         current = self._try
         if current is None or order.execution != current.execution:
             return []
@@ -343,7 +253,7 @@ class Batches:
         return self._on_new(task)
 
     def _on_new(self, task: Ingress) -> list[BatchOrder]:
-        """The first task of an execution: what is under way is not any more."""
+        """Take the first task of an execution in; it ends what is under way."""
         if self._keeps and task.epoch <= self.committed:
             reason = (
                 f"batch {task.epoch - 1} is committed in the state already, and later ones too: "
@@ -369,7 +279,7 @@ class Batches:
             reason = f"batch {before.epoch - 1} {word} (execution {task.execution})"
             orders += self.give_up(reason)
         self.attempt = Attempt(self.attempt + 1)
-        self._try = _Try(
+        self._try = BatchAttempt(
             task.epoch,
             task.execution,
             task.stage,
@@ -384,12 +294,12 @@ class Batches:
         return [*orders, *self._on_one_of_many(self._try, task)]
 
     def _miss(self, task: Ingress, epoch: Epoch, reason: str, kept: bool) -> list[BatchOrder]:
-        """A batch follows one that is not in the state: from now on nobody may send."""
+        """Refuse a batch that follows one that is not in the state, and all later ones."""
         words = (
             f"batch {task.epoch - 1} has come, though batch {epoch - 1} is not in the state "
             f"({reason}). Its rows would be lost"
         )
-        if not kept:  # else its earlier execution counts again, for whoever opens the checkpoint
+        if not kept:  # else its earlier execution counts again, for the next to open the checkpoint
             words += (
                 ": whoever runs the query has committed it all the same, as where foreachBatch "
                 "catches errors. Let them end the query; then begin it and its state anew"
@@ -397,7 +307,7 @@ class Batches:
         self._missed = words, kept
         return [*self.give_up(words, again=kept), Refuse(task, words, kept)]
 
-    def _on_one_of_many(self, current: _Try, task: Ingress) -> list[BatchOrder]:
+    def _on_one_of_many(self, current: BatchAttempt, task: Ingress) -> list[BatchOrder]:
         first = current.arrived.get(task.partition)
         if current.phase is BatchPhase.ABORTED:
             return [Refuse(task, current.reason, current.again)]
@@ -418,8 +328,8 @@ class Batches:
             return [Admit(task, current.attempt, current.upstream(task.partition))]
         return []
 
-    def _on_second(self, current: _Try, task: Ingress) -> list[BatchOrder]:
-        """A task of another stage of the execution."""
+    def _on_second(self, current: BatchAttempt, task: Ingress) -> list[BatchOrder]:
+        """Take a task of another stage of the execution in."""
         if not current.complete:  # then nothing of it can have been lost yet
             return [*self.give_up(_TWICE, again=False), Refuse(task, _TWICE, False)]
         if task.stage in current.refused:
@@ -428,7 +338,7 @@ class Batches:
         waiting.append(task)
         return [CountTasks(task.execution, task.stage)] if len(waiting) == 1 else []
 
-    def _on_second_counted(self, current: _Try, event: StageCounted) -> list[BatchOrder]:
+    def _on_second_counted(self, current: BatchAttempt, event: StageCounted) -> list[BatchOrder]:
         again = event.output is not None and event.output == current.output
         reason = _LOST if again else _TWICE
         current.refused[event.stage] = reason, again
@@ -477,7 +387,7 @@ class Batches:
     def _on_done(self, task: Ingress, attempt: Attempt) -> list[BatchOrder]:
         current = self._current(attempt)
         here = current.arrived.get(task.partition) == task and task.partition not in current.left
-        if not here or current.phase not in _SENDING:
+        if not here or current.phase not in SENDING:
             raise OutOfOrderError("task that is done", "be one that was admitted", task)
         if len(current.left) + 1 < current.counted:
             current.left.add(task.partition)
@@ -520,14 +430,14 @@ class Batches:
         current.phase = BatchPhase.DURABLE
         return self._try_to_leave(current)
 
-    def _try_to_leave(self, current: _Try) -> list[BatchOrder]:
+    def _try_to_leave(self, current: BatchAttempt) -> list[BatchOrder]:
         if current.last is None or current.phase is not BatchPhase.DURABLE:
             return []
         last, current.last = current.last, None
         current.left.add(last.partition)
         return [Leave(last)]
 
-    def _current(self, attempt: Attempt) -> _Try:
+    def _current(self, attempt: Attempt) -> BatchAttempt:
         current = self._try
         if current is None or attempt < current.attempt or current.phase is BatchPhase.ABORTED:
             raise StaleAttemptError("attempt", f"be {self.attempt}, and going on", attempt)

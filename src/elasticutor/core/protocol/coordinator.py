@@ -1,4 +1,4 @@
-"""Whoever drives the epochs of a continuous topology: starts them, commits them, gives them up.
+"""Drives the epochs of a continuous topology: starts them, commits them, gives them up.
 
 ```
 beginning ──all executors ready──▶ running ──epoch due──▶ ending ──all prepared──▶ writing
@@ -11,7 +11,7 @@ An epoch is committed at the moment when its manifest is written. A failure mean
 write to end one way or the other, since only then is it known what to go back to.
 
 At most one epoch is between its first marker and its manifest. Sources start only when every
-executor and sink is ready, so nobody ever meets an attempt that it has not heard of.
+executor and sink is ready, so no participant meets an attempt that it has not heard of.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ParticipantPrepared:
 
 @dataclass(frozen=True, slots=True)
 class ParticipantFailed:
-    """Somebody cannot go on with the attempt."""
+    """A participant cannot go on with the attempt."""
 
     who: Peer
     attempt: Attempt
@@ -63,7 +63,7 @@ class ParticipantFailed:
 
 @dataclass(frozen=True, slots=True)
 class ParticipantLost:
-    """Somebody's process is gone; whoever takes its place knows of no attempt yet."""
+    """The process of a participant is gone; the one in its place knows of no attempt yet."""
 
     who: Peer
     reason: str
@@ -141,7 +141,7 @@ class WriteManifest:
 
 @dataclass(frozen=True, slots=True)
 class CommitEpoch:
-    """Tell an executor or a sink that the epoch is committed."""
+    """Tell a participant that the epoch is committed."""
 
     who: Peer
     attempt: Attempt
@@ -176,8 +176,8 @@ class Coordinator:
         []
         >>> coordinator.handle(ParticipantPrepared("count", 1, 1))
         [WriteManifest(epoch=1, attempt=1, predecessor=0, notes={'clicks': 42, 'count': None})]
-        >>> coordinator.handle(ManifestWritten(1))
-        [CommitEpoch(who='count', attempt=1, epoch=1)]
+        >>> [order.who for order in coordinator.handle(ManifestWritten(1))]  # each CommitEpoch(…)
+        ['count', 'clicks']
     """
 
     def __init__(
@@ -186,12 +186,12 @@ class Coordinator:
         self._executors = tuple(Peer(name) for name in executors)
         self._sources = tuple(Peer(name) for name in sources)
         self._sinks = tuple(Peer(name) for name in sinks)
-        self._everybody = (*self._sources, *self._executors, *self._sinks)
-        self._known = frozenset(self._everybody)
-        if len(set(self._everybody)) != len(self._everybody):
-            raise BadValueError("names of participants", "differ", self._everybody)
+        self._participants = (*self._sources, *self._executors, *self._sinks)
+        self._known = frozenset(self._participants)
+        if len(set(self._participants)) != len(self._participants):
+            raise BadValueError("names of participants", "differ", self._participants)
         if not self._executors or not self._sources:
-            raise BadValueError("topology", "have a source and an executor", self._everybody)
+            raise BadValueError("topology", "have a source and an executor", self._participants)
         self.phase = CoordinatorPhase.IDLE
         self.attempt = Attempt(0)
         self.committed = Epoch(0)
@@ -223,24 +223,24 @@ class Coordinator:
         return self._begin()
 
     def handle(self, event: CoordinatorEvent) -> list[Order]:
-        """Take one event in, and say what is to be done about it, in order."""
+        """Return the orders that an event leads to, in order."""
         handler = _HANDLERS.get(type(event))
         if handler is None:
             raise BadValueError("event", "be one for a coordinator", event)
         return handler(self, event)
 
     def waiting_for(self) -> list[str]:
-        """Who has yet to answer."""
+        """What it waits for, in words."""
         do = "be ready" if self.phase is CoordinatorPhase.BEGINNING else "prepare"
         missing = [f"{who} to {do}" for who in self.missing()]
         return [f"{self.phase.value}, attempt {self.attempt}, epoch {self.epoch}", *missing]
 
     def missing(self) -> list[Peer]:
-        """Those who have yet to be ready, or to prepare."""
+        """Participants that have yet to be ready, or to prepare."""
         if self.phase is CoordinatorPhase.BEGINNING:
             return sorted(self._unready)
         if self.phase is CoordinatorPhase.ENDING:
-            return [who for who in self._everybody if who not in self._prepared]
+            return [who for who in self._participants if who not in self._prepared]
         return []
 
     def _begin(self) -> list[Order]:
@@ -282,7 +282,7 @@ class Coordinator:
         if not expected or event.who in self._prepared or event.who not in self._known:
             raise OutOfOrderError(event.who, f"prepare epoch {self.epoch} once", event.epoch)
         self._prepared[event.who] = event.note
-        if len(self._prepared) < len(self._everybody):
+        if len(self._prepared) < len(self._participants):
             return []
         self.phase = CoordinatorPhase.WRITING
         return [WriteManifest(self.epoch, self.attempt, self.committed, dict(self._prepared))]
@@ -296,7 +296,7 @@ class Coordinator:
 
     def _give_up(self, who: Peer, reason: str) -> list[Order]:
         if self.phase is CoordinatorPhase.IDLE or who not in self._known:
-            raise OutOfOrderError(who, f"be one of {self._everybody}, started", reason)
+            raise OutOfOrderError(who, f"be one of {self._participants}, started", reason)
         if self.phase is CoordinatorPhase.WRITING:
             self._failure = self._failure or reason
             return []
@@ -306,12 +306,15 @@ class Coordinator:
         self._require_writing(event.epoch)
         self.committed = self.epoch
         self._notes = self._prepared
+        to_sources = self._commits(self._sources)
         if self._failure is not None:
-            return self._begin()
+            return [*self._begin(), *to_sources]  # they have not started the next attempt yet
         self._prepared = {}
         self.epoch = Epoch(self.epoch + 1)
         self.phase = CoordinatorPhase.RUNNING
-        receivers = (*self._executors, *self._sinks)
+        return [*self._commits((*self._executors, *self._sinks)), *to_sources]
+
+    def _commits(self, receivers: Iterable[Peer]) -> list[Order]:
         return [CommitEpoch(who, self.attempt, self.committed) for who in receivers]
 
     def _on_manifest_failed(self, event: ManifestFailed) -> list[Order]:

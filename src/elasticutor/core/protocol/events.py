@@ -1,8 +1,8 @@
-"""What can happen to an elastic executor: everything that its main process may be told.
+"""What can happen to an elastic executor: the events that its main process handles.
 
 An event says what *has happened*; it is handed to `ElasticExecutor.handle`, which answers with
-instructions (`elasticutor.core.protocol.instructions`). Who sends it is the heading it stands
-under.
+instructions (`elasticutor.core.protocol.instructions`). Its heading says what sends
+it.
 
 Those that are made for every chunk are `msgspec.Struct`s, which are made without a call of Python.
 
@@ -32,7 +32,7 @@ from elasticutor.core.protocol.ids import (
     TaskId,
 )
 
-# From whoever drives the epochs ------------------------------------------------------------------
+# From the coordinator ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class AttemptBegun:
 
 @dataclass(frozen=True, slots=True)
 class EpochCommitted:
-    """Everybody has prepared the epoch, and it will never be rolled back."""
+    """All participants have prepared the epoch, and it will never be rolled back."""
 
     attempt: Attempt
     epoch: Epoch
@@ -84,7 +84,7 @@ class BalanceDue:
 
 @dataclass(frozen=True, slots=True)
 class MoveAsked:
-    """Somebody (a person, a benchmark, a test) wants this shard on that task."""
+    """A person, a benchmark or a test wants this shard on that task."""
 
     shard: ShardId
     destination: TaskId
@@ -108,7 +108,7 @@ class NodeLost:
 class AttemptFailed:
     """The host cannot go on with the attempt: storage failed, a link broke, an operator raised.
 
-    Also what a host makes of any refusal that is not of something late: whoever was refused waits
+    Also what a host makes of any refusal that is not of something late: the sender waits
     for an answer that will not come.
     """
 

@@ -23,7 +23,7 @@ from elasticutor.errors import OutOfOrderError
 
 
 class Drain:
-    """It says when all that was sent to an executor is processed, and the outputs are taken in.
+    """Tells when all that was sent to an executor is processed, and the outputs are taken in.
 
     The new owner of a shard sends its outputs on another way. Those of the old one may still wait
     for credit, or lie unread at a slow destination; they would be overtaken. So when the last of
@@ -31,7 +31,7 @@ class Drain:
 
     Args:
         executor: Whose tuples and outputs.
-        destinations: Who gets the outputs.
+        destinations: Where its outputs go.
 
     Example:
         >>> drain = Drain(Peer("x"), [Peer("out")])
@@ -54,7 +54,7 @@ class Drain:
         """Destinations that were asked, and have not answered."""
 
     def processed(self, rows: int) -> None:
-        """So many tuples more are processed."""
+        """Count tuples as processed."""
         self._processed += rows
 
     def begin(self, order: DrainExecutor) -> None:

@@ -14,7 +14,7 @@ ShardId = NewType("ShardId", int)
 """Unit of routing, moving and checkpointing: 0 … z-1 within an executor."""
 
 Peer = NewType("Peer", str)
-"""Who is at the other end of a data channel: an upstream, or a destination of outputs."""
+"""The other end of a data channel: an upstream, or a destination of outputs."""
 
 ChunkId = NewType("ChunkId", int)
 """One hand-over of tuples to a task; counts up within an executor."""

@@ -25,7 +25,7 @@ from elasticutor.core.protocol.ids import (
 )
 
 Cause = Literal["balance", "core granted", "core taken", "asked", "lost"]
-"""Why a shard moves: the load is uneven, a core came or goes, somebody asked, its task is gone."""
+"""Why a shard moves: the load is uneven, a core came or goes, a user asked, its task is gone."""
 
 # To a task, in-band with its data ----------------------------------------------------------------
 
@@ -222,7 +222,7 @@ class EmitMarker:
     epoch: Epoch
 
 
-# To whoever drives the epochs --------------------------------------------------------------------
+# To the coordinator ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,4 +335,12 @@ TO_NODE = (
     PersistIncrement,
     CommitStore,
     RollBackStore,
+)
+TO_DRIVER = (
+    ReportReady,
+    ReportPrepared,
+    ReportFailure,
+    ReportMove,
+    ReportSealed,
+    ReportHotShards,
 )

@@ -103,7 +103,7 @@ class Keeper:
         self._slice_records = slice_records
         self._incoming: dict[MoveId, int] = {}  # bytes that came with the current phase
         self._outgoing: dict[MoveId, _Copy] = {}
-        self._dropping: dict[ShardId, None] = {}  # in the order in which they were told to go
+        self._dropping: dict[ShardId, None] = {}  # in the order in which they are to go
         self._folds = False  # whether a `FoldOn` is under way
 
     @property
@@ -228,7 +228,7 @@ class Keeper:
     def _roll_back(self, order: do.RollBackStore) -> Iterator[Errand]:
         self._incoming.clear()
         self._outgoing.clear()
-        # Or a shard that was told to go, and is kept, would be kept in part.
+        # Or a shard that is to go, and is kept, would be kept in part.
         for shard in tuple(self._dropping):
             yield from self._drop_now(shard)
         self.store.roll_back(order.attempt, order.base, order.shards)

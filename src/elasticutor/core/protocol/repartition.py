@@ -7,12 +7,12 @@ all upstreams pause ─▶ givers drain ─▶ givers flush ─▶ state crosses
 ```
 
 and moves as many shards as the balancing asks for, by the same algorithm as inside an elastic
-executor. Executors on one node share a store, so only what changes its node is sent. Nobody waits
+executor. Executors on one node share a store, so only what changes its node is sent. Nothing waits
 for more than correctness needs: only executors that give shards drain, and an upstream goes on as
 soon as it has the new table, since by then nothing of a moved shard is under way: no tuple, and no
 output either, for those of the new owner go another way and might be there first.
 
-`Repartitioner` is the side of whoever decides, `PausableRoute` the side of an upstream; the side of
+`Repartitioner` is the side that decides, `PausableRoute` the side of an upstream; the side of
 an executor is `core.protocol.giver`. All are pure; `lab.sim` and `driver` carry their messages.
 """
 
@@ -33,7 +33,7 @@ from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import MoveId, NodeId, Peer, ShardId, TaskId
 from elasticutor.errors import BadValueError, OutOfOrderError, UnknownShardError
 
-# From whoever decides -----------------------------------------------------------------------------
+# From the repartitioner ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class PauseUpstream:
 
 @dataclass(frozen=True, slots=True)
 class DrainExecutor:
-    """Process so many tuples since the start, get rid of their outputs; by `ExecutorDrained`."""
+    """Process this many tuples since the start, and their outputs; by `ExecutorDrained`."""
 
     executor: Peer
     round: int
@@ -124,7 +124,7 @@ class ConfirmOutputs:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamPaused:
-    """Nothing more comes from this upstream; so many tuples it has sent to each executor in all."""
+    """Nothing more comes from this upstream; how many tuples it has sent to each executor."""
 
     upstream: Peer
     round: int
@@ -207,12 +207,12 @@ class _Round:
 
 
 class Repartitioner:
-    """Decides when shards change their executors, and leads everybody through it.
+    """Decides when shards change their executors, and leads all participants through it.
 
     Args:
         shards: Of the whole operator.
         homes: The executors in their order, each with its node.
-        upstreams: Everybody who sends to them.
+        upstreams: All that send to them.
         operator: Its name, for upstreams that feed several.
         threshold: θ of the balancing.
     """
@@ -251,11 +251,11 @@ class Repartitioner:
 
     @property
     def missing(self) -> list[Peer]:
-        """Who has yet to answer, but for nodes."""
+        """Participants that have yet to answer, but for nodes."""
         return [who for who in (*self.upstreams, *self.executors) if who in self._waiting]
 
     def waiting_for(self) -> list[str]:
-        """Who has yet to answer, in words."""
+        """What has yet to be answered, in words."""
         if self.step is Step.IDLE:
             return []
         return [
@@ -414,7 +414,7 @@ class Repartitioner:
 
 
 def first_table(shards: int, executors: int) -> npt.NDArray[np.intp]:
-    """The table that everybody starts with: shards dealt out in turn.
+    """The table that all start with: shards dealt out in turn.
 
     Example:
         >>> first_table(5, 2).tolist()
@@ -452,7 +452,7 @@ class PausableRoute:
         return self._table.take(shards)
 
     def sent(self, executor: int, rows: int) -> None:
-        """So many tuples are on their way to an executor."""
+        """Count tuples that are on their way to an executor."""
         self._sent[executor] += rows
 
     def pause(self, order: PauseUpstream) -> UpstreamPaused:

@@ -56,7 +56,7 @@ class Work:
 
     @property
     def unreported(self) -> int:
-        """How many tuples are done of which nobody has heard."""
+        """How many tuples are done that no answer has covered."""
         return sum(map(len, self._done))
 
     def owes(self, shard: ShardId) -> bool:

@@ -8,7 +8,7 @@ allocation of as many cores has a lower E[T], and none of fewer meets the target
 The paper leaves open what happens where this cannot be. Here is what is done:
 
 - *Several topologies* compete for the same cores: a gain counts relative to the target of its
-  topology, and whoever meets its target gets no more while another misses it.
+  topology, and one that meets its target gets no more while another misses it.
 - *Overload*: where not even the fewest cores that keep up are there, all cores are shared in
   proportion to the work. Each next core goes where the work per core is largest (the method of
   highest averages), so that the largest work per core becomes as small as it can.
@@ -241,7 +241,7 @@ def _give(jobs: Sequence[Job], seats: Sequence[_Seat], cores: int) -> None:
 
 
 def _even_out(seats: Sequence[_Seat], cores: int) -> None:
-    """Give everybody a core, and each further one to whoever has the most work per core."""
+    """Give each executor a core, and each further one to the one with the most work per core."""
     for seat in seats:
         seat.cores = 1
     heap = [(-seat.load, at) for at, seat in enumerate(seats) if seat.load and seat.most > 1]
@@ -267,9 +267,9 @@ def _share(seats: Sequence[_Seat], cores: int) -> None:
     """Give whole cores to those with the most work; the others share what is left.
 
     At first all share one core. Each next one goes where the work per core is largest: to an
-    executor with cores of its own, or to all that share. Of the latter, whoever would get a whole
+    executor with cores of its own, or to all that share. Of the latter, one that would get a whole
     core then takes it and leaves; that lowers the others' work per core, or keeps it. So with more
-    cores nobody has less, and the largest work per core is as small as it can be; both but for the
+    cores none has less, and the largest work per core is as small as it can be; both but for the
     little that is dealt out evenly.
     """
     order = sorted(seats, key=lambda seat: -seat.load)
@@ -304,7 +304,7 @@ class _Tally:
         self.sum_up()
 
     def sum_up(self) -> None:
-        """Find the total anew, and when to do so again.
+        """Find the total again, and when to do so next.
 
         Subtracting gains alone would leave nothing but rounding errors where a total has fallen by
         many orders of magnitude; so it is summed up each time that it has halved.

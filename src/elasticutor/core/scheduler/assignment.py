@@ -9,7 +9,7 @@ those with a data intensity of φ or more, have cores on their own node only.
 `assign` is the paper's Algorithm 1. Executors short of cores are served in order of falling data
 intensity, one core at a time. A data-intensive one takes the core on its own node whose loss costs
 its owner least (C⁻); who loses one is served later. Others take, on any node, the core with the
-least C⁻ + C⁺ from executors that have too many. Free cores cost nobody anything.
+least C⁻ + C⁺ from executors that have too many. Free cores cost nothing.
 
 Where this module departs from the paper, or fills in what it leaves out:
 
@@ -18,12 +18,12 @@ Where this module departs from the paper, or fills in what it leaves out:
 - *φ is known before.* All data-intensive executors can be served just if on every node those at
   home there want no more cores than it has. So φ is doubled until that holds, and no attempt fails.
 - *The last core.* C⁻ has no value for an executor's only core. It is taken only by a data-intensive
-  executor (or because its node has shrunk), only where nobody else on that node has another core
-  besides, and its owner gets one elsewhere. Without this, one crowded node would double φ for all.
+  executor (or because its node has shrunk), only where no other on that node has more than
+  one, and its owner gets one elsewhere. Without this, one crowded node would double φ for all.
 - *Trades.* Serving one by one can end far from the best: a small executor is in the only core
   near a large one, and has no core too many. So in the end executors trade cores, the only one of
-  an executor too, while that saves bytes. Who was at rest is disturbed only if it saves clearly
-  more than it costs.
+  an executor too, while that saves bytes. One at rest is disturbed only if it saves clearly more
+  than it costs.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.scheduler.migration_cost import (
+    allocation_cost_bytes,
+    deallocation_cost_bytes,
+    migration_cost_bytes,
+)
 from elasticutor.errors import BadValueError
 
 DEFAULT_PHI = 512 * 1024.0
@@ -78,59 +83,13 @@ class Assignment:
     """How often φ had to be doubled."""
 
 
-def allocation_cost_bytes(state_bytes: int, total: int, there: int) -> float:
-    """C⁺: what moves when an executor with so many cores, some of them there, gets one more there.
-
-    One without cores has its state nowhere yet: nothing moves.
-
-    Example:
-        Of 600 bytes on two cores elsewhere, a third goes to the new core.
-
-        >>> allocation_cost_bytes(600, 2, 0), allocation_cost_bytes(600, 2, 2)
-        (200.0, 0.0)
-    """
-    return state_bytes * (total - there) / (total * (total + 1)) if total else 0.0
-
-
-def deallocation_cost_bytes(state_bytes: int, total: int, there: int) -> float:
-    """C⁻: what moves when an executor with so many cores, two or more, loses one of those there.
-
-    Example:
-        >>> deallocation_cost_bytes(600, 3, 1), deallocation_cost_bytes(600, 3, 3)
-        (200.0, 0.0)
-    """
-    return state_bytes * (total - there) / (total * (total - 1))
-
-
-def migration_cost_bytes(
-    old: Mapping[NodeId, int], new: Mapping[NodeId, int], state_bytes: int
-) -> float:
-    """C(X|X̃) of one executor: the state that its nodes have now, beyond what they shall have.
-
-    An executor without cores has its state nowhere, so giving it some moves nothing.
-
-    Example:
-        The share of node a falls from all to two thirds.
-
-        >>> a, b = NodeId("a"), NodeId("b")
-        >>> migration_cost_bytes({a: 2}, {a: 2, b: 1}, 600)
-        200.0
-    """
-    before, after = sum(old.values()), sum(new.values())
-    if not before or not after:
-        return float(state_bytes) if before else 0.0
-    # In whole numbers up to the division, so that what stays where it is costs exactly nothing.
-    moved = sum(max(0, n * after - new.get(node, 0) * before) for node, n in old.items())
-    return state_bytes * moved / (before * after)
-
-
 def assign(
     holdings: Sequence[Holding], nodes: Mapping[NodeId, int], *, phi: float = DEFAULT_PHI
 ) -> Assignment:
     """Choose cores for all, such that little state moves and data-intensive executors are at home.
 
     It always succeeds if there are as many cores as wanted. Equal arguments give equal assignments,
-    in whatever order they come. Where nobody wants another number of cores, no core is lost and the
+    in whatever order they come. Where none wants another number of cores, no core is lost and the
     data-intensive are at home, nothing changes. An executor whose home is not among the nodes is
     never held to be data-intensive.
 
@@ -173,8 +132,8 @@ def assign_naively(holdings: Sequence[Holding], nodes: Mapping[NodeId, int]) -> 
     """The same numbers of cores, without regard to state and homes (naive-EC, paper 5.4).
 
     Executors that have too many cores give up the first in order of nodes; then those that have too
-    few are dealt free cores, one node after the other. Nobody else is touched, so where all have
-    what they want nothing changes. φ is inf, since nobody is kept at home.
+    few are dealt free cores, one node after the other. No other is touched, so where all have what
+    they want nothing changes. φ is inf, since none is kept at home.
 
     Raises:
         BadValueError: As for `assign`.
@@ -359,7 +318,7 @@ def _serve_anywhere(board: _Board) -> None:
     """Give executors that are not data-intensive all they want.
 
     C⁺ is the same on all nodes where the executor has no core. So the best of all nodes is one
-    where it has some, or its home, or the best for anybody, which `_Offers` knows.
+    where it has some, or its home, or the best for any executor, which `_Offers` knows.
     """
     offers = _Offers(board)
     for j in board.short():
@@ -374,9 +333,9 @@ def _serve_anywhere(board: _Board) -> None:
 
 
 _FREE = -1
-"""In place of an executor: nobody has the core."""
+"""In place of an executor: the core is free."""
 
-_NOBODY: frozenset[int] = frozenset()
+_NONE: frozenset[int] = frozenset()
 
 _Offer = tuple[float, NodeId, int]
 """C⁻, the node, and who gives the core (or `_FREE`)."""
@@ -397,7 +356,7 @@ class _Offers:
         heapify(self._givers)
 
     def best(self) -> _Offer:
-        """The cheapest core of all. There is one while somebody is short."""
+        """The cheapest core of all. There is one while an executor is short."""
         board = self._board
         while self._free:
             free, node = self._free[0]
@@ -414,7 +373,7 @@ class _Offers:
         """The cheapest core on a node, if there is any."""
         if self._board.free.get(node, 0) > 0:
             return 0.0, node, _FREE
-        givers = self._board.on.get(node, _NOBODY) & self._over
+        givers = self._board.on.get(node, _NONE) & self._over
         return min(((self._board.release_cost(j, node), node, j) for j in givers), default=None)
 
     def accept(self, taker: int, node: NodeId, giver: int) -> None:
@@ -534,5 +493,5 @@ def _require_sane(holdings: Sequence[Holding], nodes: Mapping[NodeId, int]) -> N
             "cores that executors want",
             f"be at most the {there} that {len(nodes)} nodes have",
             wanted,
-            "share the cores out anew",
+            "share the cores out again",
         )

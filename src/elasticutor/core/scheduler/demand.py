@@ -33,7 +33,7 @@ stretches it a hundredfold at most.
 """
 
 CHANCE = 2.0
-"""So many standard deviations a count may be off by chance; that of a Poisson count is its root."""
+"""How many standard deviations count as chance; that of a Poisson count is its root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _coming(
 ) -> dict[Peer, tuple[float, int]]:
     """Tuples per second that are for every executor, and how many were counted to know that.
 
-    What a source knows about whom its rows are for goes before what has arrived: rows for an
+    What a source knows about the takers of its rows goes before what has arrived: rows for an
     executor that is overloaded do not arrive.
     """
     outflow = _outflows(topology, operators, horizon_s)

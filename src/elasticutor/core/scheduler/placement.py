@@ -35,7 +35,7 @@ def place(
         executors: Their names, and how many cores each wants.
         free: The free cores of every node; one that is overdrawn has none.
         first: The node to begin with, by number; so that several runs do not all begin alike.
-        share: Whether to make do with fewer cores than wanted: everybody gets one, on its own
+        share: Whether to make do with fewer cores than wanted: each gets one, on its own
             node if there are not even that many, and shares it with others there.
 
     Raises:
@@ -67,7 +67,7 @@ def place(
     nodes = sorted(free)
     homes = {who: nodes[(first + number) % len(nodes)] for number, (who, _) in enumerate(executors)}
     given = {who: Counter[NodeId]() for who, _ in executors}
-    for who, cores in executors:  # everybody's own node first, so that nobody takes it from them
+    for who, cores in executors:  # each executor's own node first, before others take its cores
         node = homes[who]
         own = min(cores, left[node])
         given[who][node] += own
@@ -130,7 +130,7 @@ def make_up(placed: Placement, wanted: int, free: Mapping[NodeId, int]) -> dict[
         >>> home, other = NodeId("n0"), NodeId("n1")
         >>> make_up(Placement(home, {home: 1, NodeId("gone"): 2}), 3, {home: 0, other: 5})
         {'n0': 1, 'n1': 2}
-        >>> make_up(Placement(home, {}), 3, {home: 0, other: 0})  # shared: nobody goes without
+        >>> make_up(Placement(home, {}), 3, {home: 0, other: 0})  # shared: none goes without
         {'n0': 1}
     """
     cores = Counter({node: n for node, n in placed.cores.items() if node in free and n})

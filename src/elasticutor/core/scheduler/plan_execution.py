@@ -1,7 +1,7 @@
-"""Carrying a plan out, step by step: cores are given up first, and granted when they are free.
+"""Carries a plan out, step by step: cores are given up first, and granted when they are free.
 
-Who carries it out tells everybody which cores to have from now on, and says what has come of it: a
-core is free only when the task on it is gone, which takes as long as its shards take to leave.
+The caller sends each executor the cores that it should have from now on, and counts what is in use:
+a core is free only when the task on it is gone, which takes as long as its shards take to leave.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class CoresInUse:
     """Counts the cores that executors use on every node, executor by executor.
 
     A core is in use from when it is promised until the task on it is gone. Who changes is counted
-    again, and nobody else: a cluster has many executors, and tasks come and go all the time.
+    again, and no other: a cluster has many executors, and tasks come and go all the time.
 
     Args:
-        shared: Executors that have only a part of a core, and so keep nobody from one.
+        shared: Executors that have only a part of a core, and so keep no other from one.
 
     Example:
         >>> a, n = Peer("a"), NodeId("n")
@@ -65,7 +65,7 @@ class PlanExecution:
 
     Args:
         targets: The cores that some executors should have in the end.
-        shared: Executors that share cores with others: they keep nobody from a core of its own.
+        shared: Executors that share cores with others: they keep no other from a core of its own.
 
     Example:
         Both have a core on the only node, which has two; one is to have both.
@@ -95,7 +95,7 @@ class PlanExecution:
 
     @property
     def done(self) -> bool:
-        """Whether everybody has been told to have what it should have."""
+        """Whether every executor has the order for the cores that it should have."""
         return not self._left
 
     @property
@@ -133,7 +133,7 @@ class PlanExecution:
         """Any later step: who is to have more cores from now on, and which.
 
         Args:
-            promised: What every executor has been told to have.
+            promised: The cores that every executor was ordered to have.
             occupied: On which nodes it has tasks, those included that are about to leave.
             nodes: The cores of every node.
         """
@@ -148,7 +148,7 @@ class PlanExecution:
         """The same, where a count of the cores in use is kept from step to step.
 
         Args:
-            promised: What every executor of `waiting` has been told to have.
+            promised: The cores that every executor of `waiting` was ordered to have.
             in_use: The cores that all executors of the cluster use; those granted now are not among
                 them until they are counted.
             nodes: The cores of every node.

@@ -4,7 +4,7 @@ Every executor is an M/M/k station, with its cores as the servers, and a topolog
 network of them. *Load* is arrival rate / service rate, in servers (Erlangs); a station is stable
 iff its load is less than its servers.
 
-Everything rests on Erlang B, the probability that all servers are busy where nobody waits. Its
+Everything rests on Erlang B, the probability that all servers are busy where none waits. Its
 recursion over the number of servers is stable if it is written for the reciprocal,
 1/B(k) = 1 + k/load · 1/B(k-1): all terms are positive, and what is too large for a float is an
 infinity, which stands for a probability of 0.
@@ -43,7 +43,7 @@ class Variation:
 
 
 def erlang_b(servers: int, load: float) -> float:
-    """The probability that an arrival finds all servers busy, where nobody waits.
+    """The probability that an arrival finds all servers busy, where none waits.
 
     Example:
         >>> round(erlang_b(10, 5.0), 4)
@@ -100,7 +100,7 @@ def sojourn_s(
 def sojourns_s(
     arrival_rate: float, service_rate: float, servers: int = 1, variation: Variation | None = None
 ) -> Iterator[float]:
-    """E[T] with so many servers, with one more, with two more, and so on without end.
+    """E[T] with this number of servers, with one more, with two more, and so on without end.
 
     Each but the first takes one step of the recursion. Each is at most as large as the one before,
     and they fall ever less (E[T] of a stable M/M/k is convex in k).

@@ -84,7 +84,7 @@ class _Pools:
         self._count(home, part)
 
     def relieve(self) -> Peer | None:
-        """Unseat whoever should have most where there are fewest cores for all; None: no need."""
+        """Unseat the one that should have most where cores are fewest for all; None: no need."""
         node = max(self._nodes, key=lambda node: (self._fullness(node), node))
         parts = self._parts[node]
         if self._fullness(node) <= 1 or len(parts) == 1:

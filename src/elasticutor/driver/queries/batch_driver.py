@@ -1,7 +1,7 @@
-"""The epochs of operators that a query feeds, live: `batches` decides, and this enacts.
+"""Enacts what `core.protocol.batches` decides about the epochs of operators that a query feeds.
 
-What it cannot have is here: the mail of the query's tasks, the checkpoint with its clerk, a thread
-that asks how large a stage is, and a clock.
+Here are the mail of the query's tasks, the checkpoint and its writer, a thread that asks how large
+a stage is, and a clock.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from elasticutor.core.protocol import batches as ba
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
+from elasticutor.core.run.phases import RunError
+from elasticutor.core.run.timeouts import Timeouts
 from elasticutor.driver.checkpoint_writer import CheckpointWriter
 from elasticutor.driver.checkpoints import ends
-from elasticutor.driver.life.phases import RunError
-from elasticutor.driver.life.timeouts import Timeouts
 from elasticutor.driver.queries.reports import Reporter
 from elasticutor.driver.scheduling import Interval
 from elasticutor.errors import StaleAttemptError
-from elasticutor.process.batch_errors import AGAIN, ANEW, BatchError
-from elasticutor.process.failures import described
+from elasticutor.process.failures import AGAIN, RERUN, BatchError, described
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.process.specs import Tempo
 from elasticutor.state.checkpoint import Checkpoint, StateFile
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
-    from elasticutor.driver.hub import DriverLoop
-    from elasticutor.driver.life.supervisor import Supervisor
+    from elasticutor.driver.loop import DriverLoop
+    from elasticutor.driver.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
 
 class BatchDriver:
-    """Drives the batches of one query's operators, or of one action's. Lives in the hub's thread.
+    """Drives the batches of the operators of one query or action, in the driver's loop.
 
     Args:
-        hub: Whose thread.
-        supervisor: Of the run.
+        hub: The driver's loop.
+        supervisor: The run's.
         count: Says how many tasks a stage runs, of how many partitions its data is, and which
             exchange its output is for.
-        checkpoint: Where epochs become durable; None: nowhere, and every execution begins anew.
+        checkpoint: Where epochs become durable; None: nowhere, and every execution begins
+            with no state.
         tempo: How often things are done, and how long an answer may take.
-        credit_bytes: What everybody may send before more is granted.
+        credit_bytes: What a task may send before more is granted.
     """
 
     durable = False
-    """What is lost ends the run: the query runs its batch again, with another one."""
+    """False: a loss ends the run, and the query runs its batch again with another one."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class BatchDriver:
         self._checkpoint = checkpoint
         self._tempo = tempo
         self._credit_bytes = credit_bytes
-        self._clerk = None if checkpoint is None else CheckpointWriter(checkpoint, hub.post)
+        self._writer = None if checkpoint is None else CheckpointWriter(checkpoint, hub.post)
         self.batches = ba.Batches(
             supervisor.executors,
             committed=Epoch(0) if checkpoint is None else checkpoint.committed,
@@ -83,7 +83,7 @@ class BatchDriver:
         self.idle_since = time.monotonic()
         """When the last task left."""
         self._homes: dict[ba.Ingress, str] = {}
-        """Where those are who have not been admitted yet."""
+        """The machines of tasks that have not been admitted yet."""
         self._closed = False
         self._questions: queue.SimpleQueue[ba.CountTasks | None] = queue.SimpleQueue()
         name = f"stages of {supervisor.run}"
@@ -93,12 +93,12 @@ class BatchDriver:
 
     @property
     def attempt(self) -> Attempt:
-        """The current one."""
+        """The current attempt."""
         return self.batches.attempt
 
     @property
     def committed(self) -> Epoch:
-        """The newest epoch that whoever runs the batches is known to have committed."""
+        """The newest epoch that the query is known to have committed."""
         return self.batches.committed
 
     @property
@@ -107,16 +107,16 @@ class BatchDriver:
         return None if self._checkpoint is None else self._checkpoint.location.uri
 
     def waiting_for(self) -> list[str]:
-        """Why nothing happens, in words."""
+        """What the batch waits for, in words."""
         return self.batches.waiting_for()
 
     def start(self) -> None:
-        """All executors are up: tasks may come."""
+        """Let tasks come: all executors are up."""
         self.started = True
         self._supervisor.sources_started()
 
     def handle(self, event: co.CoordinatorEvent) -> None:
-        """An executor has answered."""
+        """Take an executor's answer."""
         match event:
             case co.ParticipantReady(who, attempt):
                 self._decide(ba.ExecutorReady(who, attempt))
@@ -124,23 +124,17 @@ class BatchDriver:
                 self._decide(ba.ExecutorPrepared(who, attempt, epoch, note))
 
     def note(self, who: Peer, report: Any) -> None:
-        """An executor has reported something for the record."""
+        """Take what an executor reports for the record."""
         match report:
             case do.ReportMove():
                 self.reporter.moves[who] += 1
             case do.ReportHotShards(shards):
                 self.reporter.hot[who] = shards
 
-    def end_last(self) -> None:
-        """Nobody but the query ends its batches."""
-
-    def go_on(self) -> None:
-        """Nor does anybody else take that back."""
-
     # Tasks
 
     def arrive(self, message: say.Arrive) -> None:
-        """A task of the query wants to send."""
+        """Admit a task of the query, or let it wait, or refuse it."""
         self._hub.mail.know(self._name(message.task), message.endpoint)
         self._homes[message.task] = message.home
         if self._closed:
@@ -149,7 +143,7 @@ class BatchDriver:
             self._decide(ba.TaskArrived(message.task))
 
     def done(self, message: say.PartitionDone) -> None:
-        """A task has all of its outputs."""
+        """Note that a task has all of its outputs."""
         if message.attempt == self.batches.attempt:
             self.reporter.add(message.rows_in, message.rows_out, message.latency)
         self._decide(ba.TaskDone(message.task, message.attempt))
@@ -171,8 +165,8 @@ class BatchDriver:
                     self.reporter.begin()
                 self._questions.put(order)
             case ba.GoBack(attempt, base):
-                assert self._clerk is not None  # only what is kept goes back
-                self._clerk.go_back(base, lambda error: self._went_back(attempt, error))
+                assert self._writer is not None  # only what is kept goes back
+                self._writer.go_back(base, lambda error: self._went_back(attempt, error))
             case ba.BeginBatch(who=who):
                 self._supervisor.ask(who, order)
             case ba.Admit():
@@ -186,7 +180,7 @@ class BatchDriver:
             case ba.Leave(task):
                 self.idle_since = time.monotonic()
                 if self.batches.idle:
-                    self._completed()  # so that whoever sees the end of the batch sees its report
+                    self._completed()  # so that its report is there at the end of the batch
                 self._answer(task, say.Left(task.task))
             case co.WriteManifest():
                 self._write(order)
@@ -198,7 +192,7 @@ class BatchDriver:
         self._supervisor.answers.notify()
 
     def _ask(self) -> None:
-        """Find out about one stage after the other, in a thread that keeps its way to the JVM."""
+        """Count tasks of one stage after the other, in a thread that keeps its way to the JVM."""
         ask_for_short_slices()
         while (order := self._questions.get()) is not None:
             self._find_out(order)
@@ -221,7 +215,7 @@ class BatchDriver:
         if error is None:
             self._decide(ba.WentBack(attempt))
         else:
-            self._supervisor.storage_failed(error)
+            self._supervisor.fail(error)
 
     def _admit(self, order: ba.Admit) -> None:
         supervisor = self._supervisor
@@ -241,7 +235,7 @@ class BatchDriver:
         )
 
     def _beside(self, home: str) -> tuple[NodeId, str]:
-        """A node on the same machine, best one with an executor's main process."""
+        """A node on the same machine, preferably one with an executor's main process."""
         near = [node for node, seen in sorted(self._hub.nodes.items()) if seen.home == home]
         mains = {self._supervisor.home(who) for who in self._supervisor.executors}
         for node in (*(node for node in near if node in mains), *near):
@@ -266,17 +260,17 @@ class BatchDriver:
     # The manifest
 
     def _write(self, order: co.WriteManifest) -> None:
-        assert self._clerk is not None  # only what is kept is written
+        assert self._writer is not None  # only what is kept is written
         said = [note for who in order.notes for note in order.notes[who] or ()]
         files = [StateFile.from_note(note) for note in said]
         size = sum(file.size for file in files)
-        self._clerk.commit(order, files, {}, lambda error: self._written(order, size, error))
+        self._writer.commit(order, files, {}, lambda error: self._written(order, size, error))
 
     def _written(self, order: co.WriteManifest, size: int, error: Exception | None) -> None:
         if self._closed:
-            return  # whoever goes on from here finds the manifest
+            return  # the next run finds the manifest
         if error is not None:
-            self._supervisor.storage_failed(error)
+            self._supervisor.fail(error)
             return
         self.reporter.wrote(size)
         self._supervisor.journal.write(
@@ -291,8 +285,8 @@ class BatchDriver:
 
     # Time
 
-    def tick(self, now: float, absent: bool) -> None:
-        """Let tasks know that the driver is alive, and wait for nobody without end."""
+    def tick(self, now: float) -> None:
+        """Send heartbeats to tasks, and look for answers that are overdue."""
         for task in self.batches.present:
             self._hub.mail.send(self._name(task), say.Beat())
         at = self.batches
@@ -300,12 +294,12 @@ class BatchDriver:
         self._lateness.look(now, stage, at.missing, at.waiting_for)
 
     def stop(self) -> None:
-        """The run is over: no task that is here can go on."""
+        """Refuse all tasks that are here: the run is over."""
         if self._closed:
             return
         self._closed = True
         if self._checkpoint is not None:
-            ends(self._checkpoint)  # before a task is refused: whoever starts again may be quick
+            ends(self._checkpoint)  # before a task is refused: the query may start again at once
         error = self._end_in_words()
         for task in self.batches.present:
             self._refuse(task, error)
@@ -313,7 +307,7 @@ class BatchDriver:
 
     @property
     def _what_helps(self) -> str:
-        return ANEW if self._checkpoint is None else AGAIN
+        return RERUN if self._checkpoint is None else AGAIN
 
     def _end_in_words(self) -> Exception:
         error = self._supervisor.error
@@ -329,8 +323,8 @@ class BatchDriver:
         return error
 
     def close(self) -> None:
-        """Let the next run have the checkpoint."""
+        """Stop, and release the checkpoint to the next run."""
         self.stop()
         self._questions.put(None)
-        if self._clerk is not None:
-            self._clerk.close()
+        if self._writer is not None:
+            self._writer.close()

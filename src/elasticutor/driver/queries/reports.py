@@ -1,4 +1,4 @@
-"""What came of each batch of a query: rows, latency, cores, moves and hot shards, by operator."""
+"""The figures of each batch of a query: rows, latency, cores, moves and hot shards, by operator."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, ShardId
-from elasticutor.topology import Plan
+from elasticutor.plan import Plan
 
 _KEPT = 100
-"""Reports that are kept; Spark keeps as many of its own."""
+"""How many reports are kept; Spark keeps as many of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class OperatorReport:
     """From when a row was read by its task to when what was made of it was back there."""
     executors: int
     cores: int
-    """When the batch ended."""
+    """At the end of the batch."""
     moves: int
-    """Shards that were moved meanwhile."""
+    """How many shards were moved meanwhile."""
     hot_shards: tuple[str, ...]
     """Shards that fill a core each, alone, as `executor/shard`: no further core can help them."""
 
@@ -51,21 +51,21 @@ class OperatorReport:
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """What came of a batch."""
+    """The figures of one batch."""
 
     epoch: Epoch
     attempt: Attempt
     tasks: int
-    """That have fed it."""
+    """How many have fed it."""
     seconds: float
     """From the first task's arrival until the last might leave."""
     bytes: int
-    """What was written to make it durable."""
+    """The size of what was written to make it durable."""
     operators: Mapping[str, OperatorReport]
 
     @property
     def batch(self) -> int:
-        """Its number, as whoever runs the query counts."""
+        """Its number, as the query counts."""
         return self.epoch - 1
 
     def as_dict(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class _Sums:
 
 
 class Reporter:
-    """Makes a report of each batch. Lives in the hub's thread; reports are values."""
+    """Makes a report of each batch, in the driver's loop; reports are values."""
 
     def __init__(self, plan: Plan) -> None:
         self._operator_of = {
@@ -110,7 +110,7 @@ class Reporter:
         self._bytes = 0
 
     def begin(self) -> None:
-        """A task is the first of its attempt."""
+        """Start over: the first task of an attempt has come."""
         self._start()
 
     def add(
@@ -119,7 +119,7 @@ class Reporter:
         rows_out: Mapping[str, int],
         latency: Mapping[str, LatencyHistogram],
     ) -> None:
-        """A task is done: what it has sent and taken, by operator."""
+        """Add what a task has sent and taken, by operator."""
         self._tasks += 1
         for name, sums in self._sums.items():
             sums.rows_in += rows_in.get(name, 0)
@@ -128,13 +128,13 @@ class Reporter:
                 sums.latency.merge(latency[name])
 
     def wrote(self, size: int) -> None:
-        """Increments of so many bytes are durable."""
+        """Note the size of the increments that are durable."""
         self._bytes = size
 
     def end(
         self, epoch: Epoch, attempt: Attempt, cores: Mapping[Peer, Mapping[NodeId, int]]
     ) -> BatchReport:
-        """The last task may leave."""
+        """Close the report: the last task may leave."""
         report = BatchReport(
             epoch,
             attempt,

@@ -1,11 +1,42 @@
-"""Median and spread, as every benchmark reports them."""
+"""What a benchmark has measured, declared once: the fields of a dataclass, with their labels.
+
+A result is a subclass of `Figures`. Each field is declared with `figure` (one value) or `samples`
+(repeated measurements, of which the median and the spread are shown); JSON and tables follow from
+the declaration. A field that holds other figures, by name or in a list, is a table of its own with
+a row for each.
+
+Example:
+    >>> class Found(Figures):
+    ...     rows_s: Samples = samples("rows per second", ",.0f", better="higher")
+    ...     moves: int = figure()
+    >>> found = Found(rows_s=[1000.0, 2000.0, 3000.0], moves=7)
+    >>> found.as_dict()
+    {'rows_s': 2000.0, 'rows_s_p10': 1200.0, 'rows_s_p90': 2800.0, 'moves': 7}
+    >>> [table.rows for table in found.tables("run")]
+    [[('rows per second ↑', '2,000', '1,200 – 2,800')]]
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeAlias, dataclass_transform
 
 import numpy as np
 import numpy.typing as npt
+
+Samples: TypeAlias = list[float]
+"""Repeated measurements of one figure."""
+Better: TypeAlias = Literal["", "lower", "higher"]
+
+SPREAD = {"": 50, "_p10": 10, "_p90": 90}
+MEDIAN = {"": 50}
+P50 = {"_p50": 50}
+P50_P99 = {"_p50": 50, "_p99": 99}
+"""Percentiles of samples to show, by what their names end with in JSON."""
+
+_ARROWS = {"": "", "lower": " ↓", "higher": " ↑"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,3 +59,234 @@ class Spread:
         """
         low, median, high = np.percentile(np.asarray(measured, dtype=float), (10, 50, 90))
         return cls(round(float(median), 3), round(float(low), 3), round(float(high), 3))
+
+
+@dataclass(frozen=True, slots=True)
+class _Declared:
+    """How a field is shown."""
+
+    label: str = ""
+    """In tables; empty: in JSON alone."""
+    form: str = ""
+    key: str | None = None
+    """In JSON, if not the field's name."""
+    digits: int | None = None
+    shows: Mapping[str, int] | None = None
+    """Of samples: which percentiles."""
+    omit_none: bool = False
+
+    def cells(self, value: Any) -> tuple[str, str]:
+        """A value, and for samples the other percentiles, as they are written in a table."""
+        if self.shows is not None:
+            return cells(value, self.form, self.shows)
+        return ("" if value is None else f"{value:{self.form}}"), ""
+
+
+def figure(
+    label: str = "",
+    form: str = "",
+    *,
+    key: str | None = None,
+    digits: int | None = None,
+    better: Better = "",
+    omit_none: bool = False,
+    **default: Any,
+) -> Any:
+    """Declare a field of one value, or of other figures.
+
+    Args:
+        label: In tables; none: it is in JSON alone. Of other figures: the head of their column.
+        form: Format of the value in tables.
+        key: In JSON, if not the field's name; empty: it is in tables alone.
+        digits: To round to, in JSON.
+        better: Which way is better; an arrow beside the label.
+        omit_none: Leave it out of JSON if it is None.
+        default: Of the field: `default` or `default_factory`.
+    """
+    declared = _Declared(label + _ARROWS[better], form, key, digits, None, omit_none)
+    return dataclasses.field(metadata={"figure": declared}, **default)
+
+
+def samples(
+    label: str = "",
+    form: str = "",
+    *,
+    key: str | None = None,
+    digits: int | None = 3,
+    better: Better = "",
+    shows: Mapping[str, int] = SPREAD,
+) -> Any:
+    """Declare a field of repeated measurements, empty to begin with; `shows`: which percentiles."""
+    declared = _Declared(label + _ARROWS[better], form, key, digits, shows)
+    return dataclasses.field(default_factory=list, metadata={"figure": declared})
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Lines and columns of text."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(dataclasses.field, figure))
+class Figures:
+    """What was measured: each subclass is a dataclass, whose declared fields are shown.
+
+    Fields without a declaration are there for derived figures alone.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    def __init_subclass__(cls) -> None:
+        dataclass(kw_only=True)(cls)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the command has to exit with an error."""
+        return False
+
+    def as_dict(self) -> Any:
+        """Everything, for `--json`."""
+        found: dict[str, Any] = {}
+        for name, declared, value in self._declared():
+            key = name if declared.key is None else declared.key
+            if declared.shows is not None:
+                found |= percentiles(key, value, declared.shows, declared.digits)
+            elif key and not (value is None and declared.omit_none):
+                found[key] = _as_json(value, declared.digits)
+        return found
+
+    def spread(self, name: str) -> Spread:
+        """The spread of a field of samples."""
+        return Spread.of(getattr(self, name))
+
+    def heading(self) -> str:
+        """What its row is called in a table of several."""
+        return ""
+
+    def lines(self) -> Iterator[Sequence[str]]:
+        """Each labelled figure: label, value, spread; parts by name below their label."""
+        for _, declared, value in self._declared():
+            if not declared.label or _are_figures(value):
+                continue
+            if isinstance(value, Figures):
+                yield from value.lines()
+            elif isinstance(value, Mapping):
+                yield declared.label, "", ""
+                for part, one in value.items():
+                    yield f"  {part}", *declared.cells(one)
+            elif value is not None:
+                yield declared.label, *declared.cells(value)
+
+    def tables(self, title: str) -> Iterator[Table]:
+        """A table of the figures, and one for each field that holds others."""
+        rows = list(self.lines())
+        if any(others for *_, others in rows):
+            yield Table(title, ("figure", "median", "p10 – p90"), rows)
+        elif rows:
+            yield Table(title, ("figure", "value"), [row[:2] for row in rows])
+        for _, declared, value in self._declared():
+            if declared.label and _are_figures(value):
+                yield grid(title, declared.label, value)
+
+    def remarks(self) -> Iterable[str]:
+        """Lines below the tables."""
+        for _, _, value in self._declared():
+            if isinstance(value, Figures):
+                yield from value.remarks()
+
+    def _declared(self) -> Iterator[tuple[str, _Declared, Any]]:
+        for field in dataclasses.fields(self):
+            if "figure" in field.metadata:
+                yield field.name, field.metadata["figure"], getattr(self, field.name)
+
+    def cells(self) -> Iterator[tuple[str, str]]:
+        """Label and cell of each labelled figure, for a row of a table of several."""
+        for _, declared, value in self._declared():
+            if declared.label:
+                median, others = declared.cells(value)
+                yield declared.label, f"{median} ({others})" if others else median
+
+
+def grid(title: str, head: str, rows: Mapping[str, Figures] | Sequence[Figures]) -> Table:
+    """A table with a row for each of several figures of one kind, and a column for each figure."""
+    named = (
+        list(rows.items())
+        if isinstance(rows, Mapping)
+        else [(figures.heading(), figures) for figures in rows]
+    )
+    lines = [(name, [*figures.cells()]) for name, figures in named]
+    columns = [label for label, _ in lines[0][1]] if lines else []
+    return Table(title, (head, *columns), [(name, *(c for _, c in cells)) for name, cells in lines])
+
+
+def cells(
+    measured: Sequence[float], form: str, shows: Mapping[str, int] = SPREAD
+) -> tuple[str, str]:
+    """The median of samples and the other percentiles, as they are written in a table."""
+    if not len(measured):
+        return "", ""
+    found = np.percentile(np.asarray(measured, float), list(shows.values()))
+    median, *others = (f"{float(one):{form}}" for one in found)
+    return median, " – ".join(others)
+
+
+def percentiles(
+    key: str, measured: Sequence[float], shows: Mapping[str, int] = SPREAD, digits: int | None = 3
+) -> dict[str, float | None]:
+    """Some percentiles of samples under their names, for `--json`; None of no samples.
+
+    Example:
+        >>> percentiles("p50_ms", [1.0, 2.0, 3.0])
+        {'p50_ms': 2.0, 'p50_ms_p10': 1.2, 'p50_ms_p90': 2.8}
+    """
+    if not len(measured):
+        return dict.fromkeys((key + end for end in shows), None)
+    found = np.percentile(np.asarray(measured, float), list(shows.values()))
+    return {key + end: round(float(one), digits) for end, one in zip(shows, found, strict=True)}
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Samples:
+    """One figure over another, by pairs of the same round.
+
+    Example:
+        >>> ratios([2.0, 3.0], [4.0, 3.0])
+        [0.5, 1.0]
+    """
+    return [one / max(other, 1e-9) for one, other in zip(ours, theirs, strict=True)]
+
+
+def with_interval(measured: Sequence[float]) -> tuple[float, float, float]:
+    """The median of some ratios, and where it lies with 95 % by resampling them.
+
+    Example:
+        >>> with_interval([0.9, 1.0, 1.1])
+        (1.0, 0.9, 1.1)
+    """
+    found = np.array(measured, dtype=float)
+    drawn = np.random.default_rng(0).choice(found, (2000, len(found)))
+    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
+    return float(np.median(found)), float(low), float(high)
+
+
+def interval_as_dict(key: str, measured: Sequence[float]) -> dict[str, Any]:
+    """The median and its 95 % interval under two names, for `--json`."""
+    median, low, high = with_interval(measured)
+    return {key: round(median, 4), f"{key}_ci95": [round(low, 4), round(high, 4)]}
+
+
+def _are_figures(value: Any) -> bool:
+    parts = value.values() if isinstance(value, Mapping) else value
+    return isinstance(parts, Iterable) and any(isinstance(part, Figures) for part in parts)
+
+
+def _as_json(value: Any, digits: int | None) -> Any:
+    if isinstance(value, Figures):
+        return value.as_dict()
+    if isinstance(value, Mapping):
+        return {key: _as_json(one, digits) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(one, digits) for one in value]
+    return round(value, digits) if digits is not None and isinstance(value, float) else value

@@ -1,8 +1,8 @@
 """`elasticutor bench latency`: how old a tuple is when its output is with the sink.
 
 Every tuple burns CPU time, as the paper's do (1 ms); tuples fall due by the clock, at a share of
-what the tasks could do at most. Latency counts from when a tuple was due, whether or not anybody
-had the time to send it then. The first seconds do not count.
+what the tasks could do at most. Latency counts from when a tuple was due, whether or not there was
+time to send it then. The first seconds do not count.
 
 Beside a peer, runs of both take turns, with the same keys, costs and due times; the peer's settings
 are tried out first, and the best are kept. Load that shifts: `lab.bench.load.shift`.
@@ -12,212 +12,148 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from elasticutor.driver.cluster import BaseCluster
-from elasticutor.errors import BadValueError
-from elasticutor.lab.bench.figures import Spread
-from elasticutor.lab.bench.live import (
-    Machine,
-    Progress,
-    notes,
-    rate_between,
-    silent,
-    spread_as_dict,
-    watch,
-)
-from elasticutor.lab.bench.peer.beside import (
-    EPOCH_S,
-    PEER,
-    Beside,
-    PeerSetting,
-    PeerWork,
-    best_of,
-    run_peer,
-    with_checkpoint,
-)
+from elasticutor.lab.bench import options
+from elasticutor.lab.bench.declare import Benchmark
+from elasticutor.lab.bench.figures import Figures, Samples, figure, samples
+from elasticutor.lab.bench.live import BadOptionError, Bench, notes, pipeline, rate_between, watch
+from elasticutor.lab.bench.load.elastic import ElasticBench
+from elasticutor.lab.bench.load.shift import measure_shift
+from elasticutor.lab.bench.peer import beside as peers
 from elasticutor.lab.bench.work import Burn
+from elasticutor.lab.options import option
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
-from elasticutor.topology import Topology
 
 PERCENTILES = {"p50_ms": 50.0, "p90_ms": 90.0, "p99_ms": 99.0, "p999_ms": 99.9}
 """What the figures have of a latency, by name."""
 
 _BATCHES = (1, 10, 100)
-_TRIAL_S = 4.0
-_TRIAL_WARM_UP_S = 1.0
+_ABOUT_SHIFT = "latency, hot keys change every {every:g} s: 8 emulated cores at {load:.0%}, ms"
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyBench:
+class LatencyFigures(Figures):
     """What was measured, over all runs."""
 
-    percentiles_ms: dict[str, Spread]
-    """By name, `p50_ms` and so on: each over the runs."""
-    rows_s: Spread
-    """Rows per second at the sink."""
-    behind_s: float
-    """How far the source was behind its schedule, at worst."""
-    offered_rows_s: float
-    cost_ms: float
-    load: float
-    tasks: int
-    seconds: float
-    """Of each run, after the warm-up."""
-    machine: Machine
-    checkpoint: bool = False
-    """Whether state was made durable every `EPOCH_S` meanwhile, by the peer too."""
-    beside: Beside | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        figures: dict[str, Any] = {}
-        for name, spread in {**self.percentiles_ms, "rows_s": self.rows_s}.items():
-            figures |= spread_as_dict(name, spread)
-        return {
-            **figures,
-            "offered_rows_s": round(self.offered_rows_s, 3),
-            "behind_s": round(self.behind_s, 4),
-            "cost_ms": self.cost_ms,
-            "load": self.load,
-            "tasks": self.tasks,
-            "seconds": self.seconds,
-            "checkpoint": self.checkpoint,
-            **({} if self.beside is None else {"beside": self.beside.as_dict()}),
-            **self.machine.as_dict(),
-        }
+    p50_ms: Samples = samples("p50, ms", ".2f", better="lower")
+    p90_ms: Samples = samples("p90, ms", ".2f", better="lower")
+    p99_ms: Samples = samples("p99, ms", ".2f", better="lower")
+    p999_ms: Samples = samples("p99.9, ms", ".2f", better="lower")
+    rows_s: Samples = samples("rows per second", ",.0f")
+    offered_rows_s: float = figure("rows per second, offered", ",.0f", digits=3)
+    behind_s: float = figure("source behind at worst, s", ".3f", digits=4, default=0.0)
+    beside: peers.Beside | None = figure("peer", omit_none=True, default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What every run does."""
+class LatencyBench(Benchmark):
+    """How old tuples are when their outputs are with the sink; each burns real CPU time.
 
-    cost_s: float
-    rate: float
-    cores: int
-    seconds: float
-    warm_up_s: float
-    checkpoint: bool
-
-    def generator(self, seed: int) -> Generator:
-        return Generator(rate=self.rate, seed=seed)
-
-
-def bench_latency(
-    cluster: BaseCluster,
-    *,
-    cost_ms: float = 1.0,
-    load: float = 0.6,
-    cores: int = 2,
-    seconds: float = 20.0,
-    warm_up_s: float = 5.0,
-    repeat: int = 3,
-    checkpoint: bool = False,
-    beside: bool = False,
-    progress: Progress = silent,
-) -> LatencyBench:
-    """Measure latency from source to sink.
-
-    Args:
-        cluster: Where; it needs so many free cores.
-        cost_ms: CPU time that each tuple takes.
-        load: Of the tasks: offered rate over what they could do at most.
-        cores: Tasks of the executor.
-        seconds: How long to measure.
-        warm_up_s: How long to wait before.
-        repeat: How often, each time with processes of its own.
-        checkpoint: Make state durable meanwhile, every `EPOCH_S`.
-        beside: Run the same on the peer, in turns.
-        progress: Told about each run.
+    With --beside, the peer gets the same tuples at the same times, and its settings are tried out
+    first. With --shift, time is slept instead, so that eight cores fit on any machine.
     """
-    if not 0 < load < 1:
-        raise BadValueError("load", "be above 0 and below 1", load, "there is no latency beyond")
-    rate = load * cores / (cost_ms / 1e3)
-    work = _Work(cost_ms / 1e3, rate, cores, seconds, warm_up_s, checkpoint)
-    machine = Machine()
-    ours: dict[str, list[float]] = {name: [] for name in PERCENTILES}
-    theirs: dict[str, list[float]] = {name: [] for name in PERCENTILES}
-    rates: list[float] = []
-    behind_s = 0.0
-    setting, tried = _best(work, progress) if beside else (None, [])
 
-    def run_ours(number: int) -> None:
-        nonlocal behind_s
-        progress(f"{rate:,.0f} tuples per second, run {number + 1} of {repeat}")
-        machine.glance()
-        percentiles, rows_s, behind = _run(cluster, work, number)
-        behind_s = max(behind_s, behind)
-        rates.append(rows_s)
-        for name, value in percentiles.items():
-            ours[name].append(value)
+    about = "latency: {cost_ms:g} ms of CPU per tuple, {cores} tasks at {load:.0%}"
 
-    def run_theirs(number: int) -> None:
-        if setting is not None:
-            progress(f"{PEER}: run {number + 1} of {repeat}")
-            machine.glance()
-            for name, value in _run_peer(work, setting, number).items():
-                theirs[name].append(value)
-
-    for number in range(repeat):
-        turn = (run_ours, run_theirs) if number % 2 == 0 else (run_theirs, run_ours)
-        for one in turn:
-            one(number)
-    return LatencyBench(
-        percentiles_ms={name: Spread.of(values) for name, values in ours.items()},
-        rows_s=Spread.of(rates),
-        behind_s=behind_s,
-        offered_rows_s=rate,
-        cost_ms=cost_ms,
-        load=load,
-        tasks=cores,
-        seconds=seconds,
-        machine=machine,
-        checkpoint=checkpoint,
-        beside=None if setting is None else Beside(setting, tried, ours, theirs),
+    cost_ms: float = options.COST_MS(1.0)
+    load: float = options.LOAD(0.6)
+    cores: int = options.CORES(2)
+    seconds: float = options.SECONDS(20.0)
+    warm_up: float = options.WARM_UP(5.0)
+    repeat: int = options.REPEAT(3)
+    beside: str = options.BESIDE("")
+    checkpoint: bool = options.CHECKPOINT(False)
+    shift: bool = option(
+        False, "Instead: 8 emulated cores, and hot keys that change; elastic beside static."
     )
+    every: float = option(5.0, "With --shift: seconds until other keys are hot.", min=0.5)
+    zipf: float = option(1.0, "With --shift: skew of the keys.", min=0)
 
+    def title(self) -> str:
+        """Of the table; another one with --shift."""
+        return (_ABOUT_SHIFT if self.shift else self.about).format(**vars(self))
 
-def _run(cluster: BaseCluster, work: _Work, seed: int) -> tuple[dict[str, float], float, float]:
-    """Percentiles, rows per second, and how far the source was behind at worst."""
-    topology = Topology("latency")
-    stream = topology.source("tuples", work.generator(seed))
-    burnt = topology.operator("burn", Burn(work.cost_s), stream, key="key", cores=work.cores)
-    topology.sink("out", NoSink(), burnt)
-    with notes() as folder:
-        durable = folder / "checkpoint" if work.checkpoint else None
-        with cluster.submit(topology, checkpoint=durable, epoch_interval=EPOCH_S) as run:
-            watch(run, work.warm_up_s)
-            run.reset_metrics()
-            started = time.time()
-            behind_s = watch(run, work.seconds)
-            latency = run.metrics().latency
-            rows_s = rate_between(run.timeline(), started, time.time())
-            run.cancel()
-    percentiles = {name: latency.percentile_s(p) * 1e3 for name, p in PERCENTILES.items()}
-    return percentiles, rows_s, behind_s
+    def check(self) -> None:
+        """Refuse a peer that cannot be run, and checkpoints of a load that shifts."""
+        peers.require_peer(self.beside)
+        if self.shift and self.checkpoint:
+            raise BadOptionError("--checkpoint", "not together with --shift")
 
+    def given(self) -> dict[str, Any]:
+        """The options; with --shift, the figures have their own."""
+        return {} if self.shift else super().given()
 
-def _best(work: _Work, progress: Progress) -> tuple[PeerSetting, list[dict[str, Any]]]:
-    """The peer's setting with the lowest latency: p50 and p99 count alike."""
-    trial = _Work(work.cost_s, work.rate, work.cores, _TRIAL_S, _TRIAL_WARM_UP_S, work.checkpoint)
+    def measure(self, bench: Bench) -> Figures:
+        """Runs of ours, in turns with the peer's."""
+        if self.shift:
+            return measure_shift(
+                bench, self.shifting(), repeat=self.repeat, with_peer=bool(self.beside)
+            )
+        found = LatencyFigures(offered_rows_s=self.load * self.cores / (self.cost_ms / 1e3))
+        peer = found.beside = self._best(bench) if self.beside else None
+        with bench.cluster(self.cores) as cluster:
+            sides = ("ours", peers.PEER) if self.beside else ("ours",)
+            for number, side in bench.turns(self.repeat, sides):
+                if side == "ours":
+                    self._run(cluster, number, found)
+                elif peer is not None:
+                    for name, ms in self._run_peer(peer.setting, number).items():
+                        peer.theirs.setdefault(name, []).append(ms)
+        if peer is not None:
+            peer.ours = {name: getattr(found, name) for name in PERCENTILES}
+        return found
 
-    def latency(setting: PeerSetting) -> float:
-        found = _run_peer(trial, setting, 0)
-        return math.sqrt(found["p50_ms"] * found["p99_ms"])
+    def shifting(self) -> ElasticBench:
+        """With --shift: what is run on eight emulated cores."""
+        return ElasticBench(
+            nodes=2,
+            cores=4,
+            cost=f"sleep:{self.cost_ms:f}ms",
+            load=self.load,
+            omega=60 / self.every,
+            zipf=self.zipf,
+            seconds=self.seconds,
+            warm_up=self.warm_up,
+        )
 
-    settings = [
-        PeerSetting(processes, rows)
-        for processes in (work.cores, work.cores + 1)
-        for rows in _BATCHES
-    ]
-    return best_of(with_checkpoint(settings, work.checkpoint), latency, progress)
+    def _tuples(self, seed: int, seconds: float | None = None) -> Generator:
+        rate = self.load * self.cores / (self.cost_ms / 1e3)
+        return Generator(rate=rate, seed=seed, seconds=seconds)
 
+    def _run(self, cluster: BaseCluster, seed: int, found: LatencyFigures) -> None:
+        work = Burn(self.cost_ms / 1e3)
+        topology = pipeline("latency", self._tuples(seed), work, NoSink(), cores=self.cores)
+        with notes() as folder:
+            durable = folder / "checkpoint" if self.checkpoint else None
+            with cluster.submit(topology, checkpoint=durable, epoch_interval=peers.EPOCH_S) as run:
+                watch(run, self.warm_up)
+                run.reset_metrics()
+                started = time.time()
+                found.behind_s = max(found.behind_s, watch(run, self.seconds))
+                latency = run.metrics().latency
+                found.rows_s.append(rate_between(run.timeline(), started, time.time()))
+                run.cancel()
+        for name, percent in PERCENTILES.items():
+            getattr(found, name).append(latency.percentile_s(percent) * 1e3)
 
-def _run_peer(work: _Work, setting: PeerSetting, seed: int) -> dict[str, float]:
-    generator = work.generator(seed)
-    total_s = work.warm_up_s + work.seconds
-    peer = PeerWork("burn", work.cost_s, generator.keys, generator.zipf, seed, work.rate, total_s)
-    run = run_peer(peer, setting)
-    return {name: run.percentile_ms(p, work.warm_up_s, total_s) for name, p in PERCENTILES.items()}
+    def _best(self, bench: Bench) -> peers.Beside:
+        """The peer's setting with the lowest latency: p50 and p99 count alike."""
+        trial = replace(self, **peers.TRIAL)
+
+        def latency(setting: peers.PeerSetting) -> float:
+            found = trial._run_peer(setting, 0)
+            return math.sqrt(found["p50_ms"] * found["p99_ms"])
+
+        return peers.best_of(
+            peers.settings_of(self.cores, _BATCHES, self.checkpoint), latency, bench
+        )
+
+    def _run_peer(self, setting: peers.PeerSetting, seed: int) -> dict[str, float]:
+        total_s = self.warm_up + self.seconds
+        work = peers.PeerWork("burn", self._tuples(seed, total_s), self.cost_ms / 1e3)
+        run = peers.run_peer(work, setting)
+        return {
+            name: run.percentile_ms(p, self.warm_up, total_s) for name, p in PERCENTILES.items()
+        }

@@ -1,7 +1,7 @@
-"""Operators to measure with: count and sum per key, one output for each row, in both kinds.
+"""Operators to measure with: counts per key, with sums and without; one output for each row.
 
-Input: `key` and `time`, both int64, and a payload that nobody looks at. Output: the key, and the
-count and the sum of its times so far, this row's included.
+Record by record, and a batch at a time. Input: `key` and `time`, both int64, and a payload that is
+carried along. Output: the key, the count, and the sum of its times so far, this row's included.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from elasticutor.lab.bench.work import COUNTED
 from elasticutor.operator import BatchState, Operator, State
 
 COUNTS_AND_SUMS = pa.schema(
@@ -60,3 +61,35 @@ class CountAndSumBatch(Operator):
         state.set_array(groups.distinct, after)
         columns = [batch.column("key"), pa.array(counts), pa.array(sums)]
         return pa.RecordBatch.from_arrays(columns, schema=COUNTS_AND_SUMS)
+
+
+KINDS: dict[str, type[Operator]] = {"per_record": CountAndSum, "vectorised": CountAndSumBatch}
+"""Both, by what they are called in figures."""
+
+
+class Count(Operator):
+    """How many rows of its key there were up to each row, record by record."""
+
+    output: ClassVar[Any] = COUNTED
+
+    def process(self, key: Any, row: Any, state: State) -> Iterator[tuple[int, int]]:
+        """One row's count."""
+        count = state.get(0) + 1
+        state.set(count)
+        yield key, count
+
+
+class CountBatches(Operator):
+    """The same counts, a batch at a time: the state is read and written once per distinct key."""
+
+    output: ClassVar[Any] = COUNTED
+
+    def process_batch(self, batch: pa.RecordBatch, state: BatchState) -> pa.RecordBatch:
+        """The counts of all rows, in the order of the rows."""
+        groups = state.groups
+        before = state.get_array(groups.distinct, "int64")
+        counts = np.empty_like(groups.order)
+        within = np.arange(len(counts)) - np.repeat(groups.starts - before - 1, groups.sizes)
+        counts[groups.order] = within
+        state.set_array(groups.distinct, before + groups.sizes)
+        return pa.RecordBatch.from_arrays([batch.column("key"), pa.array(counts)], schema=COUNTED)

@@ -2,7 +2,7 @@
 
 The work is that of `bench latency`. First some runs as usual, in which the CPU time of every
 process is read from `/proc`, from outside; what the operator burns is taken off, and the rest is
-divided by the tuples. Then a traced run (`elasticutor.transport.tracing`), in which a sample of
+divided by the tuples. Then a traced run (`lab.bench.tracing`), in which a sample of
 tuples is followed from process to process. A hop between two processes has three parts:
 
 - *queue*: the receiver is still busy with something else;
@@ -21,24 +21,42 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
-from elasticutor.lab.bench.figures import Spread
-from elasticutor.lab.bench.live import BenchError, Machine, Progress, silent, spread_as_dict, watch
+from elasticutor.lab.bench import options
+from elasticutor.lab.bench.declare import Benchmark
+from elasticutor.lab.bench.figures import (
+    Figures,
+    Samples,
+    Spread,
+    Table,
+    cells,
+    figure,
+    percentiles,
+    samples,
+)
+from elasticutor.lab.bench.live import (
+    OPERATOR,
+    SINK,
+    SOURCE,
+    Bench,
+    BenchError,
+    notes,
+    pipeline,
+    watch,
+)
+from elasticutor.lab.bench.tracing import ON, traced
 from elasticutor.lab.bench.work import Burn
+from elasticutor.lab.proc import PROC, cpu_s, stat_of
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
-from elasticutor.topology import Topology
-from elasticutor.transport.tracing import ON
 
-SOURCE, OPERATOR, SINK = "tuples", "burn", "out"
-_TICKS_S = os.sysconf("SC_CLK_TCK")
+_PERCENTILES = {"p50": 50, "p10": 10, "p90": 90}
 
 HOPS = (
     ("source", SOURCE, "Tuples"),
@@ -50,127 +68,102 @@ HOPS = (
 """The processes on a tuple's way, by what they are called here; and the message each sends on."""
 
 
-@dataclass(frozen=True, slots=True)
-class PathBench:
-    """What was measured."""
+class PathFigures(Figures):
+    """What was measured, over the runs in which CPU time was read; and of one that was traced."""
 
-    beyond_ms: Spread
-    """CPU time per tuple beyond the operator's own, of all processes together, over the runs."""
-    roles_ms: dict[str, Spread]
+    cpu_beyond_ms_per_tuple: Samples = samples("all", ".3f", better="lower")
+    """CPU time per tuple beyond the operator's own, of all processes together."""
+    roles_ms: dict[str, Samples] = field(default_factory=dict)
     """The same by kind of process."""
-    hops_us: dict[str, dict[str, Spread]]
-    """By hop and part of it, in microseconds: of a sample of tuples."""
-    latency_ms: Spread
-    """Median latency of the runs in which CPU time was read."""
-    sampled: int
-    rows_s: float
-    cost_ms: float
-    load: float
-    tasks: int
-    machine: Machine
+    latency_p50_ms: Samples = samples()
+    rows_s: float = figure(digits=1, default=0.0)
+    hops_us: dict[str, dict[str, Samples]] = field(default_factory=dict)
+    """By hop and part of it: of a sample of tuples."""
+    sampled: int = figure(default=0)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
         return {
-            **spread_as_dict("cpu_beyond_ms_per_tuple", self.beyond_ms),
+            **super().as_dict(),
             "cpu_beyond_ms_by_role": {
-                role: spread.median for role, spread in self.roles_ms.items()
+                role: Spread.of(values).median for role, values in self.roles_ms.items()
             },
-            **spread_as_dict("latency_p50_ms", self.latency_ms),
             "hops_us": {
-                hop: {
-                    part: {"p50": spread.median, "p10": spread.low, "p90": spread.high}
-                    for part, spread in parts.items()
-                }
+                hop: {part: percentiles("", us, _PERCENTILES) for part, us in parts.items()}
                 for hop, parts in self.hops_us.items()
             },
-            "sampled": self.sampled,
-            "rows_s": round(self.rows_s, 1),
-            "cost_ms": self.cost_ms,
-            "load": self.load,
-            "tasks": self.tasks,
-            **self.machine.as_dict(),
         }
 
+    def tables(self, title: str) -> Iterator[Table]:
+        """Hops, and CPU time by kind of process."""
+        hops = [
+            (hop, part, *cells(values, ",.0f"))
+            for hop, parts in self.hops_us.items()
+            for part, values in parts.items()
+        ]
+        yield Table(
+            f"the way of {self.sampled} tuples, µs", ("hop", "part", "p50", "p10 – p90"), hops
+        )
+        roles = sorted(self.roles_ms.items(), key=lambda item: -Spread.of(item[1]).median)
+        rows = [(role, *cells(values, ".3f")) for role, values in roles]
+        yield Table(title, ("process", "median", "p10 – p90"), [*rows, *self.lines()])
 
-def bench_path(
-    cluster: BaseCluster,
-    folder: Path,
-    *,
-    cost_ms: float = 1.0,
-    load: float = 0.6,
-    cores: int = 2,
-    seconds: float = 10.0,
-    warm_up_s: float = 3.0,
-    repeat: int = 3,
-    progress: Progress = silent,
-) -> PathBench:
-    """Measure CPU time per tuple, and follow a sample of tuples from hop to hop.
 
-    Args:
-        cluster: Where; it was started with `TRACE` naming the folder.
-        folder: Where traced processes take notes.
-        cost_ms: CPU time that each tuple takes.
-        load: Of the tasks: offered rate over what they could do at most.
-        cores: Tasks of the executor.
-        seconds: How long to measure each time.
-        warm_up_s: How long to wait before.
-        repeat: Runs in which CPU time is read; one more is traced.
-        progress: Told about each run.
+class PathBench(Benchmark):
+    """Where a tuple's time goes, hop by hop; and CPU time per tuple beyond the operator's own.
+
+    CPU time is read from outside in usual runs; then a run is traced, and a sample of its tuples
+    followed.
     """
-    machine = Machine()
-    rate = load * cores / (cost_ms / 1e3)
-    beyond: list[float] = []
-    roles: dict[str, list[float]] = {}
-    latencies: list[float] = []
-    rows_s = 0.0
 
-    def submit(seed: int) -> Run:
-        topology = Topology("path")
-        stream = topology.source(SOURCE, Generator(rate=rate, seed=seed))
-        burnt = topology.operator(OPERATOR, Burn(cost_ms / 1e3), stream, key="key", cores=cores)
-        topology.sink(SINK, NoSink(), burnt)
-        return cluster.submit(topology)
+    about = "CPU per tuple beyond its {cost_ms:g} ms, {cores} tasks at {load:.0%}, ms"
 
-    for number in range(repeat):
-        progress(f"CPU time at {rate:,.0f} tuples per second, run {number + 1} of {repeat}")
-        machine.glance()
-        with submit(number) as run:
-            watch(run, warm_up_s)
-            run.reset_metrics()
-            before, started = _cpu_of(cluster, run), time.monotonic()
-            watch(run, seconds)
-            after, took_s = _cpu_of(cluster, run), time.monotonic() - started
-            metrics = run.metrics()
-            run.cancel()
+    cost_ms: float = options.COST_MS(1.0)
+    load: float = options.LOAD(0.6)
+    cores: int = options.CORES(2)
+    seconds: float = options.SECONDS(10.0, key="")
+    warm_up: float = options.WARM_UP(3.0)
+    repeat: int = options.REPEAT(3)
+
+    def measure(self, bench: Bench) -> PathFigures:
+        """Some runs in which CPU time is read, and one that is traced."""
+        found = PathFigures()
+        rate = self.load * self.cores / (self.cost_ms / 1e3)
+        with notes() as folder, traced(folder), bench.cluster(self.cores) as cluster:
+
+            def submit(seed: int) -> Run:
+                source, work = Generator(rate=rate, seed=seed), Burn(self.cost_ms / 1e3)
+                return cluster.submit(pipeline("path", source, work, NoSink(), cores=self.cores))
+
+            for number in bench.runs(self.repeat, f"CPU time at {rate:,.0f} tuples per second"):
+                with submit(number) as run:
+                    self._read_cpu(cluster, run, found)
+            bench.say("following tuples from hop to hop")
+            (folder / ON).touch()
+            with submit(self.repeat) as run:
+                watch(run, self.warm_up)
+                began = time.time()
+                watch(run, self.seconds)
+                run.stop(60.0)
+            found.hops_us, found.sampled = hops_of(read_notes(folder), began)
+        return found
+
+    def _read_cpu(self, cluster: BaseCluster, run: Run, found: PathFigures) -> None:
+        watch(run, self.warm_up)
+        run.reset_metrics()
+        before, started = _cpu_of(cluster, run), time.monotonic()
+        watch(run, self.seconds)
+        after, took_s = _cpu_of(cluster, run), time.monotonic() - started
+        metrics = run.metrics()
+        run.cancel()
         if not metrics.rows_out:
             raise BenchError("rows at the sink", "be some", 0)
-        rows_s = metrics.rows_out / took_s
-        spent = per_tuple_ms(before, after, metrics.rows_out, cost_ms)
+        found.rows_s = metrics.rows_out / took_s
+        spent = per_tuple_ms(before, after, metrics.rows_out, self.cost_ms)
         for role, ms in spent.items():
-            roles.setdefault(role, []).append(ms)
-        beyond.append(sum(spent.values()))
-        latencies.append(metrics.latency.percentile_s(50) * 1e3)
-    progress("following tuples from hop to hop")
-    (folder / ON).touch()
-    with submit(repeat) as run:
-        watch(run, warm_up_s)
-        began = time.time()
-        watch(run, seconds)
-        run.stop(60.0)
-    hops, sampled = hops_of(read_notes(folder), began)
-    return PathBench(
-        Spread.of(beyond),
-        {role: Spread.of(values) for role, values in roles.items()},
-        hops,
-        Spread.of(latencies),
-        sampled,
-        rows_s,
-        cost_ms,
-        load,
-        cores,
-        machine,
-    )
+            found.roles_ms.setdefault(role, []).append(ms)
+        found.cpu_beyond_ms_per_tuple.append(sum(spent.values()))
+        found.latency_p50_ms.append(metrics.latency.percentile_s(50) * 1e3)
 
 
 # CPU time
@@ -208,19 +201,13 @@ def _cpu_of(cluster: BaseCluster, run: Run) -> dict[str, float]:
     return spent
 
 
-def processes(root: int, proc: Path = Path("/proc")) -> Iterator[tuple[int, str, float]]:
+def processes(root: int, proc: Path = PROC) -> Iterator[tuple[int, str, float]]:
     """A process and all that descend from it: number, name, and CPU time in seconds."""
     seen: dict[int, tuple[int, str, float]] = {}
-    for path in proc.glob("[0-9]*/stat"):
-        try:
-            text = path.read_text()
-        except OSError:
-            continue  # it has just ended
-        # The name, in brackets, may have blanks and brackets of its own.
-        head, _, tail = text.rpartition(")")
-        fields = tail.split()
-        ticks = int(fields[11]) + int(fields[12])
-        seen[int(path.parent.name)] = int(fields[1]), head.partition("(")[2], ticks / _TICKS_S
+    for folder in proc.glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            name, fields = stat_of(folder)
+            seen[int(folder.name)] = int(fields[1]), name, cpu_s(fields)
     children: dict[int, list[int]] = {}
     for pid, (parent, _, _) in seen.items():
         children.setdefault(parent, []).append(pid)
@@ -251,13 +238,13 @@ Notes = dict[str, dict[int, _Seen]]
 
 def read_notes(folder: Path) -> Notes:
     """What traced processes have noted in a folder."""
-    notes: Notes = {}
+    seen: Notes = {}
     for path in folder.iterdir():
         name = path.name.rpartition(".")[0]
         who = "task" if "-t" in name else name.partition(".")[0]
         if path.name != ON:
-            _read(path.read_text().splitlines(), notes.setdefault(who, {}))
-    return notes
+            _read(path.read_text().splitlines(), seen.setdefault(who, {}))
+    return seen
 
 
 def _read(lines: Iterable[str], seen: dict[int, _Seen]) -> None:
@@ -267,7 +254,7 @@ def _read(lines: Iterable[str], seen: dict[int, _Seen]) -> None:
         getattr(one, what)[kind] = tuple(map(float, times))
 
 
-def hops_of(notes: Notes, since: float) -> tuple[dict[str, dict[str, Spread]], int]:
+def hops_of(seen: Notes, since: float) -> tuple[dict[str, dict[str, Samples]], int]:
     """The parts of every hop, over the tuples that were seen on all of them; and their number.
 
     A tuple that was the first of its message in one process and not in another is left out.
@@ -275,34 +262,31 @@ def hops_of(notes: Notes, since: float) -> tuple[dict[str, dict[str, Spread]], i
     Raises:
         BenchError: There is none.
     """
-    found: dict[str, dict[str, list[float]]] = {}
+    found: dict[str, dict[str, Samples]] = {}
     sampled = 0
-    for birth in notes.get(SOURCE, {}):
-        way = _way(notes, birth) if birth / 1e6 >= since else None
+    for birth in seen.get(SOURCE, {}):
+        way = _way(seen, birth) if birth / 1e6 >= since else None
         if way is None:
             continue
         sampled += 1
         for hop, parts in way.items():
             for part, seconds in parts.items():
-                found.setdefault(hop, {}).setdefault(part, []).append(seconds * 1e6)
+                values = found.setdefault(hop, {}).setdefault(part, [])
+                values.append(round(seconds * 1e6, 1))
     if not sampled:
         raise BenchError(
             "tuples seen on every hop", "be some", 0, "trace for longer, or at less load"
         )
-    spreads = {
-        hop: {part: Spread.of(np.round(values, 1)) for part, values in parts.items()}
-        for hop, parts in found.items()
-    }
-    return spreads, sampled
+    return found, sampled
 
 
-def _way(notes: Notes, birth: int) -> dict[str, dict[str, float]] | None:
+def _way(everywhere: Notes, birth: int) -> dict[str, dict[str, float]] | None:
     """One tuple's way, in seconds; None if some process has not noted it."""
     way: dict[str, dict[str, float]] = {}
     came = birth / 1e6  # when it was due, and then when its message was sent
     arriving = ""
     for hop, who, leaving in HOPS:
-        seen = notes.get(who, {}).get(birth)
+        seen = everywhere.get(who, {}).get(birth)
         if seen is None:
             return None
         parts: dict[str, float] = {}

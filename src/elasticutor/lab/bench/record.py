@@ -108,10 +108,10 @@ class NotingSource(Source):
     Args:
         source: The source; read by one task.
         folder: Where to note it.
-        tick_s: Offer only so often what has fallen due; 0: as it falls due. At some thousand rows
+        tick_s: Offer what has fallen due only this often; 0: as it falls due. At some thousand rows
             a second a message for each would keep a small machine busy by itself. Latency still
             counts from when a row was due.
-        most_rows: Offer at most so many at once; 0: as many as are wanted.
+        most_rows: Most rows to offer at once; 0: as many as are wanted.
     """
 
     def __init__(
@@ -133,15 +133,11 @@ class NotingSource(Source):
         return _NotingReader(reader, self._folder, self._tick_s, self._most_rows)
 
 
-class _NotingReader(Reader):
-    def __init__(self, reader: Reader, folder: Path, tick_s: float, most_rows: int) -> None:
+class WrappedReader(Reader):
+    """Another reader, with the same offsets; `poll` is for the subclass to define."""
+
+    def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self.rate = reader.rate
-        self._most_rows = most_rows
-        self._folder = folder
-        self._tick_s = tick_s
-        self._began: float | None = None
-        self._tick_at = 0.0
 
     @property
     def exhausted(self) -> bool:  # type: ignore[override]
@@ -152,6 +148,25 @@ class _NotingReader(Reader):
     def offset(self) -> Any:
         """As the other."""
         return self._reader.offset
+
+    def wait_s(self, now: float) -> float:
+        """As the other."""
+        return self._reader.wait_s(now)
+
+    def close(self) -> None:
+        """As the other."""
+        self._reader.close()
+
+
+class _NotingReader(WrappedReader):
+    def __init__(self, reader: Reader, folder: Path, tick_s: float, most_rows: int) -> None:
+        super().__init__(reader)
+        self.rate = reader.rate
+        self._most_rows = most_rows
+        self._folder = folder
+        self._tick_s = tick_s
+        self._began: float | None = None
+        self._tick_at = 0.0
 
     def poll(self, now: float, max_rows: int) -> Offer | None:
         """What the other has, once per tick; more often only while it has more than is wanted."""
@@ -172,10 +187,7 @@ class _NotingReader(Reader):
         """Until the next tick, or as the other."""
         if self._tick_s:
             return max(0.0, self._tick_at - now)
-        return self._reader.wait_s(now)
-
-    def close(self) -> None:
-        self._reader.close()
+        return super().wait_s(now)
 
 
 class NotingSink(Sink):

@@ -1,7 +1,7 @@
 """`elasticutor bench width`: how many cores one elastic executor can feed.
 
 The cores are emulated: a task sleeps for the time that its tuples take, once per chunk. Tuples come
-as fast as they are taken. What counts is the throughput as a share of what so many cores could do
+as fast as they are taken. What counts is the throughput as a share of what these cores could do
 if nothing but the operator took any time. Chunks are larger than by default, since hundreds of
 wake-ups a second for each of many cores are more than a machine of two can give. With chunks as
 small as a tuple (`--chunk-ms 1`), how many of them an executor hands out in a second is the figure.
@@ -10,141 +10,70 @@ small as a tuple (`--chunk-ms 1`), how many of them an executor hands out in a s
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Any
 
-from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.driver.cluster import BaseCluster
-from elasticutor.lab.bench.figures import Spread
-from elasticutor.lab.bench.live import (
-    Machine,
-    Progress,
-    notes,
-    rate_between,
-    silent,
-    spread_as_dict,
-    watch,
-)
+from elasticutor.lab.bench import options
+from elasticutor.lab.bench.declare import Benchmark
+from elasticutor.lab.bench.figures import Figures, Samples, figure, samples
+from elasticutor.lab.bench.live import Bench, chunks_of, notes, pipeline, rate_between, watch
 from elasticutor.lab.bench.record import NotingSink, NotingSource, Recording
 from elasticutor.lab.bench.work import Emulate
 from elasticutor.sources import Generator
-from elasticutor.topology import Topology
 
 _PATIENCE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class WidthBench:
-    """What was measured."""
+class WidthFigures(Figures):
+    """What was measured, over the runs."""
 
-    share_of_ideal: Spread
-    rows_s: Spread
-    chunks_s: Spread
-    """Chunks per second of all tasks together, by what they put out: each one message."""
-    ideal_rows_s: float
-    """Cores over cost."""
-    cores: int
-    cost_ms: float
-    chunk_ms: float
-    zipf: float
-    moves: int
-    """Shards moved by balancing, in all runs."""
-    seconds: float
-    machine: Machine
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        return {
-            **spread_as_dict("share_of_ideal", self.share_of_ideal),
-            **spread_as_dict("rows_s", self.rows_s),
-            **spread_as_dict("chunks_s", self.chunks_s),
-            "ideal_rows_s": round(self.ideal_rows_s, 3),
-            "emulated_cores": self.cores,
-            "cost_ms": self.cost_ms,
-            "chunk_ms": self.chunk_ms,
-            "zipf": self.zipf,
-            "moves": self.moves,
-            "seconds": self.seconds,
-            **self.machine.as_dict(),
-        }
+    share_of_ideal: Samples = samples("share of ideal", ".1%", better="higher")
+    rows_s: Samples = samples("rows per second", ",.0f", better="higher")
+    chunks_s: Samples = samples("chunks per second, in all", ",.0f")
+    """By what all tasks put out: each one message."""
+    ideal_rows_s: float = figure("rows per second, ideally", ",.0f", digits=3)
+    moves: int = figure("shards moved", ",", default=0)
+    """By balancing, in all runs."""
 
 
-def bench_width(
-    cluster: BaseCluster,
-    *,
-    cores: int = 16,
-    cost_ms: float = 1.0,
-    chunk_ms: float = 20.0,
-    zipf: float = 0.5,
-    seconds: float = 10.0,
-    warm_up_s: float = 5.0,
-    repeat: int = 3,
-    progress: Progress = silent,
-) -> WidthBench:
-    """Measure how near to ideal the throughput of one executor with many cores is.
+class WidthBench(Benchmark):
+    """How near to ideal the throughput of one executor with many emulated cores is."""
 
-    Args:
-        cluster: Where; it needs so many free cores.
-        cores: Emulated cores of the executor.
-        cost_ms: Time that a tuple takes.
-        chunk_ms: Work that is handed to a task at once.
-        zipf: Skew of the keys, of which there are ten thousand.
-        seconds: How long to measure.
-        warm_up_s: How long to wait before.
-        repeat: How often, each time with processes of its own.
-        progress: Told about each run.
-    """
-    config = chunks_of(chunk_ms / 1e3)
-    operator = Emulate(cost_ms / 1e3)
-    ideal = cores / (cost_ms / 1e3)
-    machine = Machine()
-    rates: list[float] = []
-    chunks: list[float] = []
-    moves = 0
-    for number in range(repeat):
-        progress(f"{cores} emulated cores, run {number + 1} of {repeat}")
-        machine.glance()
-        source = Generator(rate=None, zipf=zipf, seed=number)
+    about = "width: {cores} emulated cores, {cost_ms:g} ms per tuple"
+
+    cores: int = options.EMULATED(16)
+    cost_ms: float = options.COST_MS(1.0)
+    chunk_ms: float = options.CHUNK_MS(20.0)
+    zipf: float = options.ZIPF(0.5)
+    seconds: float = options.SECONDS(10.0)
+    warm_up: float = options.WARM_UP(5.0)
+    repeat: int = options.REPEAT(3)
+
+    def measure(self, bench: Bench) -> WidthFigures:
+        """Some runs, each with processes of its own."""
+        found = WidthFigures(ideal_rows_s=self.cores / (self.cost_ms / 1e3))
+        with bench.cluster(self.cores) as cluster:
+            for number in bench.runs(self.repeat, f"{self.cores} emulated cores"):
+                self._run(cluster, number, found)
+        found.share_of_ideal = [rate / found.ideal_rows_s for rate in found.rows_s]
+        return found
+
+    def _run(self, cluster: BaseCluster, number: int, found: WidthFigures) -> None:
+        config = chunks_of(self.chunk_ms / 1e3)
+        most_rows = max(64, int(found.ideal_rows_s * config.chunk_s))  # little is left to drain
         with notes() as folder:
-            topology = Topology("width")
-            most_rows = max(64, int(ideal * config.chunk_s))  # so that little is left to drain
-            noting = NotingSource(source, folder, most_rows=most_rows)
-            stream = topology.source("tuples", noting)
-            counted = topology.operator("work", operator, stream, key="key", cores=cores)
-            topology.sink("out", NotingSink(folder), counted)
+            generator = Generator(rate=None, zipf=self.zipf, seed=number)
+            source = NotingSource(generator, folder, most_rows=most_rows)
+            work = Emulate(self.cost_ms / 1e3)
+            topology = pipeline("width", source, work, NotingSink(folder), cores=self.cores)
             with cluster.submit(topology, config=config) as run:
-                watch(run, warm_up_s)
+                watch(run, self.warm_up)
                 started = time.time()
-                watch(run, seconds)
+                watch(run, self.seconds)
                 ended = time.time()
-                rates.append(rate_between(run.timeline(), started, ended))
-                moves += len(run.events("shard moved"))
+                found.rows_s.append(rate_between(run.timeline(), started, ended))
+                found.moves += len(run.events("shard moved"))
                 run.stop(_PATIENCE_S)
             recording = Recording.load(folder)
         arrived = recording.began + recording.arrivals
         inside = (arrived >= started) & (arrived < ended)
-        chunks.append(float(inside.sum()) / (ended - started))
-    shares = Spread.of([rate / ideal for rate in rates])
-    return WidthBench(
-        shares,
-        Spread.of(rates),
-        Spread.of(chunks),
-        ideal,
-        cores,
-        cost_ms,
-        chunk_ms,
-        zipf,
-        moves,
-        seconds,
-        machine,
-    )
-
-
-def chunks_of(seconds: float) -> ExecutorConfig:
-    """Settings for chunks of so much work: two of them ahead, and credit for ten.
-
-    Example:
-        >>> chunks_of(0.02).window_s
-        0.04
-    """
-    return ExecutorConfig(chunk_s=seconds, window_s=2 * seconds, credit_s=10 * seconds)
+        found.chunks_s.append(float(inside.sum()) / (ended - started))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -11,28 +12,49 @@ import pyarrow as pa
 from elasticutor.errors import BadValueError
 from elasticutor.operator import BatchState, Context, Operator, State
 
-_COUNTED = pa.schema([("key", pa.int64()), ("count", pa.int64())])
+COUNTED = pa.schema([("key", pa.int64()), ("count", pa.int64())])
+"""A key, and how many tuples of it there were."""
 _TIMED = pa.schema([("key", pa.int64()), ("time", pa.int64())])
 
 
-class Burn(Operator):
-    """Counts per key, and burns CPU time: so many seconds of it for each tuple.
+@dataclass(frozen=True, slots=True)
+class Burning:
+    """Work that takes CPU time: `cost_s` seconds of it for each row.
 
     The thread's own CPU time, not the clock's: a task that is not given a core is not done sooner.
+
+    Example:
+        >>> before = time.thread_time()
+        >>> Burning(0.001)(2)
+        >>> time.thread_time() - before >= 0.002
+        True
     """
 
-    output: ClassVar[Any] = _COUNTED
+    cost_s: float
+
+    def __post_init__(self) -> None:
+        _required(self.cost_s)
+
+    def __call__(self, rows: int) -> None:
+        """Do the work of some rows."""
+        until = time.thread_time() + rows * self.cost_s
+        while time.thread_time() < until:
+            pass
+
+
+class Burn(Operator):
+    """Counts per key, and burns CPU time: `cost_s` seconds of it for each tuple."""
+
+    output: ClassVar[Any] = COUNTED
 
     def __init__(self, cost_s: float) -> None:
-        self._cost_s = _required(cost_s)
+        self.work = Burning(cost_s)
 
     def process(self, key: Any, row: Any, state: State) -> Iterator[tuple[int, int]]:
         """One tuple's work."""
-        until = time.thread_time() + self._cost_s
+        self.work(1)
         count = state.get(0) + 1
         state.set(count)
-        while time.thread_time() < until:
-            pass
         yield key, count
 
 

@@ -1,4 +1,4 @@
-"""The runner's end of a driver: its process, what it says, and what its journal tells."""
+"""The runner's end of a driver: its process, what it says, and what its journal has."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from elasticutor.lab.chaos.doom import MAILBOX
 from elasticutor.lab.chaos.driver import Orders
 from elasticutor.lab.chaos.processes import MARK
+from elasticutor.transport.mailbox import FACTORY
 
 _ANSWER_S = 15.0
 _PHASES = ("lost", "recovered", "epoch committed", "run running", "failure", "run drained")
@@ -27,7 +29,7 @@ class DriverFailedError(Exception):
 
 
 class DriverStory:
-    r"""What a run's journal tells, read along.
+    r"""What a run's journal has, read along.
 
     Example:
         >>> import tempfile
@@ -44,7 +46,7 @@ class DriverStory:
         self.path = path
         self.counts: Counter[str] = Counter()
         self.tail: list[str] = []
-        """The last lines, for whoever has to find out what went wrong."""
+        """The last lines, to find out what went wrong."""
         self._at = 0
         self._events: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _PHASES}
 
@@ -73,7 +75,7 @@ class DriverStory:
     def mishaps(self) -> list[str]:
         """Losses that no kill explains.
 
-        Whoever is killed ends by a signal; whoever ends by itself has an exit code.
+        A killed process ends by a signal; one that ends by itself has an exit code.
         """
         signs = ("exit code", "no answer within", "has not come up", "not heard of")
         reasons = [event["reason"] for event in self._events["lost"]]
@@ -100,7 +102,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=os.environ | {MARK: mark},
+                env=os.environ | {MARK: mark, FACTORY: MAILBOX},
                 start_new_session=True,  # Ctrl-C is for the runner
             )
         threading.Thread(target=self._listen, name="driver", daemon=True).start()
@@ -125,7 +127,7 @@ class Child:
     def ask(self, what: str, answer_s: float = _ANSWER_S, **facts: Any) -> dict[str, Any]:
         """Have it do something; returns its answer, or raises `DriverFailedError`."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # then it has told why, or is gone
+        with suppress(BrokenPipeError):  # then it has said why, or is gone
             self._process.stdin.write(json.dumps({"do": what, **facts}).encode() + b"\n")
             self._process.stdin.flush()
         until = time.monotonic() + answer_s

@@ -38,9 +38,9 @@ class Blow:
     wait_s: float
     """How long everything is left alone before."""
     point: Point | None
-    """Where somebody is to die; None: at once."""
+    """Where a process is to die; None: at once."""
     second_s: float | None
-    """How long after that somebody else is killed; None: nobody is."""
+    """How long after that a second one is killed; None: none is."""
 
 
 class Choices:
@@ -60,7 +60,7 @@ class Choices:
         self._moments: list[Moment] = []
 
     def seed(self) -> int:
-        """For somebody else."""
+        """A seed that follows from this one."""
         return self._rng.randrange(1 << 31)
 
     def blow(self) -> Blow:

@@ -4,12 +4,12 @@ Started by the runner with its orders as JSON; then both talk in JSON lines:
 
 | command | answer |
 |---|---|
-| `{"do": "pids"}` | phase, and the process ids of everybody by kind and name |
-| `{"do": "doom", …}` | whether somebody was told at which point to die, and its process id |
+| `{"do": "pids"}` | phase, and all process ids by kind and name |
+| `{"do": "doom", …}` | the process id of the one that will die at a point; 0: none |
 | `{"do": "drain"}` | when everything is processed and committed |
-| `{"do": "explain"}` | who waits for whom, in words |
+| `{"do": "explain"}` | what waits for what, in words |
 
-Unasked, it tells when its cluster is up, and when its run has failed. What happens in the run is in
+Unasked, it says when its cluster is up, and when its run has failed. What happens in the run is in
 its journal, which the runner reads along. When its standard input ends, so does it.
 """
 
@@ -27,8 +27,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -38,9 +38,9 @@ from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import ElasticutorError
+from elasticutor.lab.chaos.doom import DieAt
 from elasticutor.lab.chaos.processes import ancestors, command_line, directories_of
 from elasticutor.lab.chaos.topology import SINK, ChaosLoad, Shape, topology_of
-from elasticutor.transport import messages as say
 
 _GLANCE_S = 0.2
 _MOVE_S = (0.005, 0.06)  # between two moves that are asked for: at least, at most
@@ -49,7 +49,7 @@ _WATCHED = 0.7  # share of moves and changes that are of the executor that is wa
 _MOST_CORES = 2  # of an executor on one node
 _SPARK_EXECUTOR = "CoarseGrainedExecutorBackend"
 NOWHERE = "nowhere"
-"""A point that nobody reaches: whoever was to die at another one lives on."""
+"""A point that is never reached: it takes the place of another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Mover(threading.Thread):
         self._rng = random.Random(seed)
         self._over = threading.Event()
         self._watched = ""
-        """Somebody who should have much to do: an executor or a node; empty for nobody."""
+        """An executor or a node that should have much to do; empty: none."""
 
     def run(self) -> None:
         """Until it is stopped."""
@@ -143,7 +143,7 @@ class Mover(threading.Thread):
         return self._rng.choice(executors)
 
     def _change_cores(self, operator: str, number: int) -> None:
-        """Any cores that nobody else has, on several nodes if that can be."""
+        """Any free cores, on several nodes if that can be."""
         room, own = Counter(self._cluster.free_cores), self._run.cores(operator, number)
         room.update({str(node): count for node, count in own.items()})
         nodes = sorted(node for node, count in room.items() if count > 0)
@@ -159,7 +159,7 @@ class Mover(threading.Thread):
 
 
 class Driver:
-    """Runs the topology, and does what it is told."""
+    """Runs the topology, and answers commands."""
 
     def __init__(self, orders: Orders, cluster: BaseCluster, tell: TextIO) -> None:
         self._orders = orders
@@ -188,7 +188,7 @@ class Driver:
                 if run.phase == "ended":
                     run.wait(0)
                     raise ElasticutorError(
-                        "run", "go on", "its end, which nobody asked for"
+                        "run", "go on", "its end, which was not asked for"
                     ) from None
                 continue
             match command["do"]:
@@ -208,14 +208,14 @@ class Driver:
     def _listen(self) -> None:
         for line in sys.stdin:
             self._commands.put(json.loads(line))
-        os.kill(os.getpid(), signal.SIGKILL)  # nobody is there any more
+        os.kill(os.getpid(), signal.SIGKILL)  # the runner is gone
 
     def _say(self, **facts: Any) -> None:
         self._tell.write(json.dumps(facts) + "\n")
         self._tell.flush()
 
     def _pids(self, run: Run) -> dict[str, dict[str, int]]:
-        """Everybody who can be killed, by kind and name."""
+        """Processes that can be killed, by kind and name."""
         supervisor, hub = run._supervisor, self._cluster._hub
         sources = {who: supervisor.pids[who] for who in supervisor.sources}
         nodes = {str(node): seen.pid for node, seen in dict(hub.nodes).items()}
@@ -235,18 +235,18 @@ class Driver:
         }
 
     def _doom(self, run: Run, command: dict[str, Any]) -> int:
-        """Let somebody die at a point; returns its process id, or 0 if it is not there."""
+        """Let a process die at a point; returns its id, or 0 if it is not there."""
         supervisor, hub = run._supervisor, self._cluster._hub
         kind, name = command["kind"], command["name"]
         pid = self._pids(run)[kind].get(name, 0)
         if not pid:
             return 0
-        point = say.DieAt(command["sends"], command["message"])
+        point = DieAt(command["sends"], command["message"])
         if kind == "node":
             hub.call(lambda: hub.send_node(NodeId(name), point))
         elif kind == "task":
             who, _, task = name.partition("/")
-            point = say.DieAt(command["sends"], command["message"], TaskId(int(task)))
+            point = DieAt(command["sends"], command["message"], TaskId(int(task)))
             hub.call(lambda: supervisor.ask(Peer(who), point))
         else:
             hub.call(lambda: supervisor.ask(Peer(name), point))
@@ -271,22 +271,14 @@ def _hosts(ends: Sequence[int], nodes: Sequence[int]) -> dict[str, int]:
     return found
 
 
-@contextmanager
-def cluster_of(orders: Orders) -> Iterator[BaseCluster]:
+def cluster_of(orders: Orders) -> AbstractContextManager[BaseCluster]:
     """Nodes as plain processes, or on a local Spark."""
     if not orders.master:
-        with ProcessCluster(orders.nodes, orders.cores, schedule_s=0.0) as plain:
-            yield plain
-        return
-    from elasticutor.spark import Cluster
-    from elasticutor.spark.session import local_session
+        return ProcessCluster(orders.nodes, orders.cores, schedule_s=0.0)
+    from elasticutor.lab.bench.live import spark_cluster
 
-    spark = local_session(orders.master, "elasticutor chaos")
-    try:
-        with Cluster(spark, nodes=orders.nodes, cores=orders.cores, schedule_s=0.0) as cluster:
-            yield cluster
-    finally:
-        spark.stop()
+    name = "elasticutor chaos"
+    return spark_cluster(orders.cores, orders.nodes, master=orders.master, name=name)
 
 
 def save_logs(cluster: str, folder: Path) -> None:
@@ -315,7 +307,7 @@ def main() -> None:
             save_logs(cluster.id, Path(orders.folder))
             tell.write(json.dumps({"told": "failed", "why": f"{error}"}) + "\n")
             tell.flush()
-            os._exit(1)  # with everybody
+            os._exit(1)  # with all that it has started
 
 
 if __name__ == "__main__":

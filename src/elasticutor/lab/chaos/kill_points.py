@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["task", "main", "node", "source", "sink", "host"]
-"""Who can be killed; `main` is an executor's main process, `host` what starts
+"""What can be killed; `main` is an executor's main process, `host` what starts
 nodes, or sources and sinks."""
 
 Part = Literal["hand-over", "epoch", "recovery"]
 
 KINDS: dict[Kind, int] = {"task": 8, "main": 4, "node": 4, "source": 2, "sink": 2, "host": 2}
-"""Who is killed at random, and how often."""
+"""What is killed at random, and how often."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Just before somebody takes in, or sends, a message of a kind.
+    """Just before a process takes in, or sends, a message of a kind.
 
     Example:
         >>> print(Point("node", sends=False, message="CopyShard", part="hand-over"))
@@ -88,6 +88,6 @@ RECOVERY = _points(
     "sink takes BeginAttempt",
     "sink sends ParticipantReady",
 )
-"""The way back after somebody else was killed."""
+"""The way back after another process was killed."""
 
 POINTS = (*HAND_OVER, *STAFF, *EPOCH, *RECOVERY)

@@ -32,13 +32,7 @@ from elasticutor.lab.chaos.topology import (
     linked,
     sealed,
 )
-from elasticutor.state.checkpoint import (
-    CheckpointError,
-    Location,
-    Manifest,
-    Restorer,
-    epochs_of,
-)
+from elasticutor.state.checkpoint import CheckpointError, Location, Manifest, Restorer, epochs_of
 from elasticutor.state.codec import decode, decode_key
 
 Ints: TypeAlias = npt.NDArray[np.int64]

@@ -1,8 +1,8 @@
 """Processes that carry a mark: found wherever they are, killed, and seen to be gone.
 
-The mark is in the environment of a driver, and everybody below it inherits it. So nobody else's
-process is ever killed, whatever a process id means by now, and none of ours is overlooked, whoever
-its parent was.
+The mark is in the environment of a driver, and all processes below it inherit it. So no other
+process is ever killed, whatever a process id means by now, and none of ours is overlooked, even if
+its parent has ended.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from elasticutor.errors import ElasticutorError
+from elasticutor.lab.proc import PROC, TICKS_S, parent_of, stat_of
 from elasticutor.process.hosting.directories import SHARED_MEMORY
 
 MARK = "ELASTICUTOR_CHAOS"
 """The variable of the environment."""
 
-_PROC = Path("/proc")
 _GLANCE_S = 0.02
 
 
@@ -35,7 +34,7 @@ def require_linux() -> None:
     Raises:
         ElasticutorError: It is not Linux.
     """
-    if not (hasattr(os, "pidfd_open") and _PROC.is_dir()):
+    if not (hasattr(os, "pidfd_open") and PROC.is_dir()):
         raise ElasticutorError("system", "be Linux: processes are found in /proc", sys.platform)
 
 
@@ -80,54 +79,40 @@ class Victim:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
 
 def has_mark(pid: int, mark: str) -> bool:
     """Whether a process that runs has this mark."""
     try:
-        environment = (_PROC / str(pid) / "environ").read_bytes()
+        environment = (PROC / str(pid) / "environ").read_bytes()
     except OSError:  # gone, or not ours
         return False
     return f"{MARK}={mark}".encode() in environment.split(b"\0")
 
 
 def marked(mark: str) -> set[int]:
-    """Everybody who has this mark; whoever has ended and is not yet reaped is not among them."""
-    pids = (int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit())
+    """Processes that have this mark, but for those that have ended and are not yet reaped."""
+    pids = (int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit())
     return {pid for pid in pids if has_mark(pid, mark)}
 
 
 def await_gone(mark: str, timeout_s: float) -> set[int]:
-    """Wait until nobody has this mark any more; returns those who still do."""
+    """Wait until no process has this mark any more; returns those that still do."""
     until = time.monotonic() + timeout_s
     while (left := marked(mark)) and time.monotonic() < until:
         time.sleep(_GLANCE_S)
     return left
 
 
-def parent_of(pid: int) -> int:
-    """The parent's process id; 0 if there is no such process."""
-    try:
-        status = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return 0
-    return int(status.rpartition(")")[2].split()[1])
-
-
 def age_s(pid: int) -> float:
     """For how long a process has been running; infinity if there is no such process."""
     try:
-        since = int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19])
+        since = int(stat_of(PROC / str(pid))[1][19])
     except OSError:
         return float("inf")
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - since / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - since / TICKS_S
 
 
 def ancestors(pid: int) -> list[int]:
@@ -141,7 +126,7 @@ def ancestors(pid: int) -> list[int]:
 def command_line(pid: int) -> str:
     """What a process was started with; empty if there is no such process."""
     try:
-        return (_PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
     except OSError:
         return ""
 

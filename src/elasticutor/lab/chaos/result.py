@@ -17,16 +17,16 @@ class ChaosResult:
 
     seed: int = 1
     kills: int = 0
-    """Of everybody but drivers."""
+    """Drivers not counted."""
     driver_kills: int = 0
     by_kind: Counter[str] = field(default_factory=Counter)
     """Tasks, main processes, nodes, sources, sinks, hosts of these."""
     by_point: Counter[str] = field(default_factory=Counter)
     """At random, during a recovery, or at which named point; drivers, too."""
     missed: Counter[str] = field(default_factory=Counter)
-    """Points that nobody reached in time; somebody was killed at random instead."""
+    """Points that were not reached in time; a process was killed at random instead."""
     unnoticed: int = 0
-    """Kills after which nothing had to be recovered: of a node that nobody used, for instance."""
+    """Kills after which nothing had to be recovered: of an unused node, for instance."""
     recoveries_s: list[float] = field(default_factory=list)
     """From each kill until tuples flowed again."""
     slowest: str = ""
@@ -34,7 +34,7 @@ class ChaosResult:
     driver_recoveries_s: list[float] = field(default_factory=list)
     """From each kill of a driver until tuples flowed under the next one."""
     mishaps: list[str] = field(default_factory=list)
-    """What was lost though nobody had killed it: processes that ended by themselves, answers that
+    """What was lost without a kill: processes that ended by themselves, answers that
     did not come. The run went on, but should not have had to."""
     restarts: int = 0
     """Drivers that were started after one that was killed, or had failed."""

@@ -1,4 +1,4 @@
-"""Kills processes of a live run one after the other, and sees to it that it goes on each time."""
+"""Kills processes of a live run one after the other, and checks that it goes on each time."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _GLANCE_S = 0.005
 _POINT_S = 6.0
 """How long a point may take to be reached."""
 _LATE_S = 0.1
-"""How long somebody may still die of a point after that was withdrawn."""
+"""How long a process may still die of a point after that was withdrawn."""
 _GONE_S = 20.0
 """How long processes and directories may outlast their driver."""
 _EVENT_S = 5.0
 """How long an event may take at which a driver is to be killed."""
 _MOST_FAILURES = 3
-"""After so many there is no use in going on."""
+"""After this many there is no use in going on."""
 
 Progress = Callable[[ChaosResult], object]
 
@@ -73,7 +73,7 @@ def run_chaos(setting: ChaosSetting, progress: Progress = lambda result: None) -
 
     Args:
         setting: How much is killed, and under which load.
-        progress: Told of the result so far, after every kill.
+        progress: Called with the result so far, after every kill.
 
     Raises:
         ElasticutorError: The system cannot do this.
@@ -166,7 +166,7 @@ class Runner:
         )
 
     def _strike(self) -> None:
-        """Kill somebody, perhaps somebody else right after, and wait until all is well."""
+        """Kill a process, perhaps a second one right after, and wait until all is well."""
         blow = self._dice.blow()
         self._pause(blow.wait_s)
         struck: list[KillDone] = []
@@ -183,7 +183,7 @@ class Runner:
         self._settle(struck)
 
     def _kill_any(self, when: str) -> list[KillDone]:
-        """Kill anybody at once; returns nothing if there is nobody."""
+        """Kill any process at once; returns nothing if there is none."""
         there = self._there()
         kind = self._dice.kind({kind: list(names) for kind, names in there.items()})
         if kind is None:
@@ -197,7 +197,7 @@ class Runner:
             return self._count(kind, name, when, victim, kill=True)
 
     def _kill_at(self, point: Point, stack: ExitStack) -> list[KillDone]:
-        """Have somebody die at a point, and anybody at once if nobody comes there."""
+        """Have a process die at a point; if none gets there, kill any at once."""
         victim, name = self._doom(point, stack)
         if victim is not None and self._dies(victim, _POINT_S):
             return self._count(point.kind, name, str(point), victim)
@@ -209,7 +209,7 @@ class Runner:
         return self._kill_any("at random")
 
     def _kill_on_the_way_back(self, point: Point, stack: ExitStack) -> list[KillDone]:
-        """Have somebody die while all recover from the death of somebody else."""
+        """Have a process die while all recover from the death of another."""
         victim, name = self._doom(point, stack)
         struck = self._kill_any("at random")
         if victim is None or not struck:
@@ -223,12 +223,12 @@ class Runner:
         return struck
 
     def _doom(self, point: Point, stack: ExitStack) -> tuple[Victim | None, str]:
-        """Tell somebody where to die; returns who it is, None if there is nobody."""
+        """Let a process know where to die; returns which, None if there is none."""
         there, child = self._there()[point.kind], self._running
         if not there:
             return None, ""
         name = self._dice.one(list(there))
-        try:  # first, since it may be dead as soon as it was told
+        try:  # first, since it may be dead as soon as it knows
             victim = stack.enter_context(Victim(there[name], child.mark))
         except ProcessLookupError:
             return None, name
@@ -262,7 +262,7 @@ class Runner:
         return [KillDone(now, kind, name, when)]
 
     def _there(self) -> dict[Kind, dict[str, int]]:
-        """Everybody who may be killed."""
+        """Processes that may be killed."""
         pids = cast("dict[Kind, dict[str, int]]", self._running.ask("pids")["pids"])
         nodes = pids["node"]
         pids["node"] = {n: pid for n, pid in nodes.items() if self._lives.may_die(n, pid)}
@@ -380,7 +380,7 @@ class Runner:
         self._launch()
 
     def _bury(self) -> None:
-        """`kill -9` of the driver; everybody must go with it."""
+        """`kill -9` of the driver; all that it has started must go with it."""
         child = self._running
         child.kill()
         self._end(child)
@@ -406,7 +406,7 @@ class Runner:
         self._child = None
 
     def _fail(self, why: str) -> None:
-        """The run has failed or hangs: keep what tells why, and go on with another driver."""
+        """The run has failed or hangs: keep what shows why, and go on with another driver."""
         child = self._running
         if not child.ended:
             waits = self._explained(child)

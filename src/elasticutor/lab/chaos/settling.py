@@ -14,7 +14,7 @@ _SHORT_LIFE_S, _SHORT_LIVES = 6.0, 2
 def settled(story: DriverStory, since: float) -> bool:
     """Whether all is well again after a kill.
 
-    Two epochs that were committed since prove it: the second began after the kill. If somebody was
+    Two epochs that were committed since prove it: the second began after the kill. If a process was
     lost, then also one that was committed after the recovery. A loss that nothing had to be done
     about is not recovered from: then several epochs must have been committed after it.
     """

@@ -92,7 +92,7 @@ class ChaosLoad:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        # Above, the time of a tuple does not tell which one it is.
+        # Above, the time of a tuple does not say which one it is.
         if not 0 < self.rate <= _MICROSECONDS / 4:
             raise BadValueError("rate", f"be above 0 and at most {_MICROSECONDS // 4}", self.rate)
 

@@ -1,9 +1,9 @@
-"""Checked runs of a micro-batch query: the epochs are batches, and Spark's part is played here.
+"""Checked runs of a micro-batch query: the epochs are batches, and this module plays Spark.
 
 A batch is executed operator after operator: the stage of the next begins when all tasks of the last
 have left, as after an exchange. Tasks come in waves, are copied, die and are tried again; stages
 are run again in part; batches are executed again, before and after they are durable and published;
-and the query ends and begins anew at any time. What becomes of the tasks is decided by the core.
+and the query is restarted at any time. The core decides what becomes of the tasks.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 from elasticutor.core.executor.executor import Phase
 from elasticutor.core.protocol import batches as ba
 from elasticutor.core.protocol import instructions as do
-from elasticutor.core.protocol.ids import Epoch, Peer
+from elasticutor.core.protocol.ids import Epoch, NodeId, Peer, TaskId
 from elasticutor.lab.check.pipeline import ChainOperator, Expected, Row
 from elasticutor.lab.check.query_driver import CheckedQueryDriver
 from elasticutor.lab.check.run import CheckedRun
 from elasticutor.lab.check.scenario import Scenario, draw_habits
 from elasticutor.lab.check.spark_task import Feeder
 from elasticutor.lab.check.trace import Trace
+from elasticutor.lab.check.world.durable import QueryCheckpoint
 from elasticutor.lab.check.world.hosts import ExecutorHost
-from elasticutor.lab.check.world.kept import QueryCheckpoint
 from elasticutor.lab.check.world.network import Address
 
 
@@ -52,7 +52,7 @@ class QueryStage:
     refusable: bool = False
     """Whether it must not come to its end."""
     output: int = -1
-    """The stage that its output is of: its own number, unless it makes lost output anew."""
+    """The stage that its output is of: its own number, unless it makes lost output again."""
 
     @property
     def complete(self) -> bool:
@@ -61,7 +61,7 @@ class QueryStage:
 
 
 class QueryRun(CheckedRun):
-    """A query whose batches run one after the other, operator after operator."""
+    """Runs a query: batch after batch, operator after operator."""
 
     storage = QueryCheckpoint
 
@@ -72,7 +72,7 @@ class QueryRun(CheckedRun):
         self._habits = draw_habits(scenario)
         assert isinstance(self.world.durable, QueryCheckpoint)  # by the class's `storage`
         self._kept = self.world.durable
-        self._desks = {
+        self._drivers = {
             op.name: CheckedQueryDriver(self, self._kept, op, self, calm=self._habits.calm)
             for op in self._operators
         }
@@ -109,7 +109,9 @@ class QueryRun(CheckedRun):
 
     def waiting_for(self) -> list[str]:
         """Why it does not go on, if it does not."""
-        words = [f"{name}: {'; '.join(desk.waiting_for())}" for name, desk in self._desks.items()]
+        words = [
+            f"{name}: {'; '.join(driver.waiting_for())}" for name, driver in self._drivers.items()
+        ]
         stage = self._stage
         if stage is None:
             return [f"batch {self._batch}: between stages", *words]
@@ -121,7 +123,7 @@ class QueryRun(CheckedRun):
         ]
 
     def hosts_at_end(self) -> list[ExecutorHost]:
-        """Those that have taken part since they were started."""
+        """Main processes that have taken part since they were started."""
         hosts = super().hosts_at_end()
         return [host for host in hosts if host.core.phase is not Phase.IDLE]
 
@@ -131,33 +133,64 @@ class QueryRun(CheckedRun):
         """Take a report of an executor, or a task's message, in."""
         match message:
             case (name, do.ReportReady(attempt)):
-                self._desk_of(name).tell(ba.ExecutorReady(name, attempt))
+                self._driver_of(name).tell(ba.ExecutorReady(name, attempt))
             case (name, do.ReportPrepared(attempt, epoch)):
-                self._desk_of(name).tell(ba.ExecutorPrepared(name, attempt, epoch))
+                self._driver_of(name).tell(ba.ExecutorPrepared(name, attempt, epoch))
             case (name, do.ReportFailure(attempt, reason)):
-                self._desk_of(name).failed(attempt, reason)
+                self._driver_of(name).failed(attempt, reason)
             case (name, ba.TaskArrived() as event):
-                self._desks[name].arrive(event, sender)
+                self._drivers[name].arrive(event, sender)
             case (name, ba.TaskDone() as event):
-                self._desks[name].tell(event)
+                self._drivers[name].tell(event)
 
-    def _desk_of(self, executor: str) -> CheckedQueryDriver:
-        return self._desks[executor.split("/")[0]]
+    def _driver_of(self, executor: str) -> CheckedQueryDriver:
+        return self._drivers[executor.split("/")[0]]
 
-    def executor_lost(self, host: ExecutorHost) -> None:
-        """A main process is gone, and what its operator's tasks have sent with it."""
-        self._desk_of(host.name).lose(f"the main process of {host.name} was lost")
+    def start_executors(self) -> None:
+        """Start them all at once."""
+        for operator in self.scenario.operators:
+            for name in operator.executor_names:
+                self.place_anywhere(name, operator)
+
+    def place_anywhere(self, name: Peer, operator: ChainOperator) -> None:
+        """Start a main process somewhere, with some cores."""
+        home, nodes = self.rng.choice(self._nodes), self._nodes
+        cores = (self.rng.choice(nodes) if n else home for n in range(self.scenario.cores))
+        self.place_executor(name, operator, home, cores)
+
+    def lose_main(self, host: ExecutorHost) -> None:
+        """Lose a main process; the driver notices a little later."""
+        host.die()
+        self.clock.after(self.notice_s(), self._replace, host)
+
+    def lose_task_of(self, host: ExecutorHost, task: TaskId) -> None:
+        """Lose a task's process; its main process notices."""
+        host.lose_task(task)
+
+    def lose_everything_on(self, node: NodeId, successor: NodeId) -> None:
+        """Lose a node with everything on it."""
+        before = [host for host in self.world.executors.values() if host.alive]
+        self.world.lose_node(node)
+        for host in before:
+            if not host.alive:
+                self.clock.after(self.notice_s(), self._replace, host)
+
+    def _replace(self, host: ExecutorHost) -> None:
+        """Have another main process, and what the operator's tasks have sent is lost."""
+        if not self.done and self.world.executors[host.name] is host:
+            self.place_anywhere(host.name, self._operator_of(host))
+            self._driver_of(host.name).lose(f"the main process of {host.name} was lost")
 
     def lose_driver(self) -> None:
-        """The driver is gone, and every process with it; the query begins anew, with new ones."""
+        """Lose the driver and every process with it; restart the query with new ones."""
         self.world.network.leave(self.world.driver)
         self.world.network.join(self.world.driver, self.driver_receives)
         self._restart("the driver was lost", everything=True)
         for stage in self._stages:
             for feeder in stage.running.values():
                 feeder.end()
-        for desk in self._desks.values():
-            desk.forget_stages()
+        for driver in self._drivers.values():
+            driver.forget_stages()
         self._lives += 1
         self._executions = self._tasks = 0
         self._used_twice.clear()
@@ -180,16 +213,16 @@ class QueryRun(CheckedRun):
     def _end_execution(self, rows: list[Row]) -> None:
         self._stage = None
         if self._skipped is not None:
-            self.oracle.violate(f"fence: batch {self._skipped[0]} was skipped, and nobody was told")
+            self.oracle.violate(f"fence: batch {self._skipped[0]} was skipped without an error")
         if self.rng.random() < self._habits.again:
             self.oracle.counts["executed_again"] += 1
             self._turn += 1
-            self.kernel.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
+            self.clock.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
         else:
-            self.kernel.after(self.storage_s(), self._publish, self._turn, rows)
+            self.clock.after(self.storage_s(), self._publish, self._turn, rows)
 
     def _publish(self, turn: int, rows: list[Row]) -> None:
-        """Let a sink have the batch, once: it knows batches by their numbers."""
+        """Publish the batch once, as a sink that knows batches by their numbers."""
         if turn != self._turn:
             return
         if self.rng.random() < self.scenario.rates.crash_before_commit:
@@ -202,7 +235,7 @@ class QueryRun(CheckedRun):
             self._last_published = made
         elif made != self._last_published:
             self.oracle.violate(f"outputs: batch {self._batch} came to something else again")
-        self.kernel.after(self.storage_s(), self._commit, turn)
+        self.clock.after(self.storage_s(), self._commit, turn)
 
     def _commit(self, turn: int) -> None:
         if turn != self._turn:
@@ -219,7 +252,7 @@ class QueryRun(CheckedRun):
         if self.rng.random() < self._habits.crash_around_commit:
             self._restart("a crash after the batch's commit")
         else:
-            self.kernel.after(self.storage_s(), self._execute, turn)
+            self.clock.after(self.storage_s(), self._execute, turn)
 
     def _execution_failed(self, reason: str) -> None:
         if self._may_skip() and self.rng.random() < self._habits.skips:
@@ -229,7 +262,7 @@ class QueryRun(CheckedRun):
             self._restart(reason)
             return
         self._abandon(f"execution {self._executions} failed: {reason}")
-        self.kernel.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
+        self.clock.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
 
     def _may_skip(self) -> bool:
         """Whether the batch has come to the first operator, is not in its state, and not the last.
@@ -238,8 +271,8 @@ class QueryRun(CheckedRun):
         may be in the state a moment later.
         """
         first = self._operators[0]
-        desk = self._desks[first.name]
-        known = desk.knows(self._epoch) and not desk.writes(self._epoch)
+        driver = self._drivers[first.name]
+        known = driver.knows(self._epoch) and not driver.writes(self._epoch)
         kept = self._kept.newest_below(first.executor_names[0], Epoch(self._epoch + 1))
         more = self._batch + 1 < len(self._inputs)
         return self._skipped is None and more and known and kept != self._epoch
@@ -247,21 +280,21 @@ class QueryRun(CheckedRun):
     def _skip(self) -> None:
         """Commit the batch although it has failed: the next one must be refused.
 
-        When it was, somebody has taken the commit back, and the batch comes again.
+        Then the commit is taken back, and the batch comes again.
         """
         self.oracle.counts["skipped_batches"] += 1
         self._abandon(f"batch {self._batch} is skipped")
         self._skipped = (self._batch, self._epoch)
         self._batch, self._epoch = self._batch + 1, Epoch(self._epoch + 1)
-        self.kernel.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
+        self.clock.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
 
     def _restart(self, reason: str, *, everything: bool = False) -> None:
-        """The query ends and begins anew; what is committed decides with which batch."""
+        """Restart the query; what is committed decides with which batch."""
         self.oracle.counts["query_restarts"] += 1
         self._abandon(f"the query ends: {reason}")
-        for desk in self._desks.values():
-            desk.close(reason, replace=everything or self.rng.random() < 0.5)
-        self.kernel.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
+        for driver in self._drivers.values():
+            driver.close(reason, replace=everything or self.rng.random() < 0.5)
+        self.clock.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
 
     def _abandon(self, reason: str) -> None:
         self.note("spark", reason)
@@ -273,16 +306,16 @@ class QueryRun(CheckedRun):
         for stage in stages:
             for feeder in stage.running.values():
                 # A cancelled task does not end at once, and goes on sending until it does.
-                self.kernel.after(self.rng.uniform(0.0, 0.02), feeder.end)
+                self.clock.after(self.rng.uniform(0.0, 0.02), feeder.end)
             for part in list(stage.waiting)[: self.rng.randint(0, 2)]:
                 # Nor is one that is being started held back.
-                self.kernel.after(self.rng.uniform(0.0, 0.03), self._start_late, stage, part)
+                self.clock.after(self.rng.uniform(0.0, 0.03), self._start_late, stage, part)
 
     def _start_late(self, stage: QueryStage, part: int) -> None:
         if stage in self._stages:  # not if its driver is gone
             self.oracle.counts["late_tasks"] += 1
             feeder = self._start_task(stage, part)
-            self.kernel.after(self.rng.uniform(0.0, 0.05), feeder.end)
+            self.clock.after(self.rng.uniform(0.0, 0.05), feeder.end)
 
     # Stages
 
@@ -310,7 +343,7 @@ class QueryRun(CheckedRun):
             self._used_twice.add(stage.execution)
             stage.refusable = True
             other = self._add_stage(operator, parts)
-            self.kernel.after(self.rng.uniform(0.0, 0.02), self._launch, other)
+            self.clock.after(self.rng.uniform(0.0, 0.02), self._launch, other)
 
     def _add_stage(self, operator: ChainOperator, parts: list[list[Row]]) -> QueryStage:
         slots = self.rng.randint(1, len(parts))
@@ -375,9 +408,9 @@ class QueryRun(CheckedRun):
         stage.running[number] = feeder
         habits, soon = self._habits, self.rng.uniform(0.0, 0.06)
         if self.rng.random() < habits.copies:
-            self.kernel.after(soon, self._copy, stage, part)
+            self.clock.after(soon, self._copy, stage, part)
         if self.rng.random() < habits.deaths:
-            self.kernel.after(soon, self._kill, stage, feeder)
+            self.clock.after(soon, self._kill, stage, feeder)
         return feeder
 
     def _copy(self, stage: QueryStage, part: int) -> None:
@@ -391,13 +424,13 @@ class QueryRun(CheckedRun):
             self.oracle.counts["lost_feeders"] += 1
             self.note("fault", f"kill {feeder.task}")
             feeder.end()
-            self.kernel.after(self.notice_s(), self._task_failed, stage, feeder, "it was killed")
+            self.clock.after(self.notice_s(), self._task_failed, stage, feeder, "it was killed")
 
     def _ended(self, stage: QueryStage, feeder: Feeder, order: ba.Leave | ba.Refuse) -> None:
         if isinstance(order, ba.Refuse):
             self.oracle.counts["refused_feeders"] += 1
-            anew = stage.output != stage.number and stage.execution not in self._used_twice
-            if anew and not order.again and "used twice" in order.reason:
+            remade = stage.output != stage.number and stage.execution not in self._used_twice
+            if remade and not order.again and "used twice" in order.reason:
                 self.oracle.violate(f"fence: lost output was taken for a second use: {order}")
             self._task_failed(stage, feeder, order.reason)
             return
@@ -411,7 +444,7 @@ class QueryRun(CheckedRun):
         if stage.turn != self._turn:
             return
         part = feeder.task.partition
-        if part not in stage.outputs:  # if it is done, nobody misses a copy
+        if part not in stage.outputs:  # a copy of one that is done is not missed
             stage.failures[part] += 1
             if stage.failures[part] >= self._habits.tries:
                 self._execution_failed(reason)

@@ -1,4 +1,4 @@
-"""What must hold of every decision about a query's tasks, whatever the state comes to."""
+"""Checks every decision about a query's tasks, independently of what the state comes to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elasticutor.core.protocol.ids import Attempt, Epoch
 
 
 class Fences:
-    """Watches what one operator's `Batches` is told and what it orders."""
+    """Watches the events and orders of one operator's `Batches`."""
 
     def __init__(
         self,
@@ -32,12 +32,12 @@ class Fences:
         self._durable: set[Attempt] = set()
         self._attempt_of: dict[ba.Ingress, Attempt] = {}
 
-    def began_anew(self) -> None:
-        """Stages are numbered from the first again."""
+    def started_over(self) -> None:
+        """Expect stages to be numbered from the first again."""
         self._stage = -1
 
-    def told(self, event: ba.BatchEvent) -> None:
-        """An event, before it is handled."""
+    def heard(self, event: ba.BatchEvent) -> None:
+        """Note an event, before it is handled."""
         match event:
             case ba.TaskArrived(task):
                 self._stage = max(self._stage, task.stage)
@@ -45,7 +45,7 @@ class Fences:
                 self._durable.add(attempt)
 
     def ordered(self, order: ba.BatchOrder) -> None:
-        """An order, before it is carried out."""
+        """Check an order, before it is carried out."""
         match order:
             case ba.BeginBatch(_, attempt, base, epoch, _, upstreams):
                 self._partitions[attempt] = len(upstreams)

@@ -16,12 +16,12 @@ from typing import Any
 from unittest.mock import patch
 
 from elasticutor.core.executor.batch import Part, divided
+from elasticutor.core.executor.credits import InputCredits
 from elasticutor.core.executor.datapath import DataPath
+from elasticutor.core.executor.emitter import Emitter
 from elasticutor.core.executor.epoch_end import EpochEnd
 from elasticutor.core.executor.epochs import Epochs
-from elasticutor.core.executor.flow import Emitter, InputCredits
-from elasticutor.core.executor.moves import Move, MovePhase
-from elasticutor.core.executor.reassignment import Reassigner
+from elasticutor.core.executor.reassignment import Move, MovePhase, Reassigner
 from elasticutor.core.executor.receiver import Receiver
 from elasticutor.core.executor.rollback import Rollback
 from elasticutor.core.executor.tasks import TaskView
@@ -29,13 +29,15 @@ from elasticutor.core.protocol import batches as ba
 from elasticutor.core.protocol import coordinator, keeper
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
-from elasticutor.core.protocol.batches import Batches, _Try
+from elasticutor.core.protocol.batch_attempt import BatchAttempt
+from elasticutor.core.protocol.batches import Batches
 from elasticutor.core.protocol.coordinator import Coordinator, Order, ParticipantPrepared
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer, ShardId
 from elasticutor.core.protocol.keeper import Errand, Keeper, SendSlice
 from elasticutor.core.protocol.succession import Succession
 from elasticutor.core.protocol.task import Task
 from elasticutor.core.protocol.task_inbox import TaskInbox, Work
+from elasticutor.lab.check import end_mutants, run_mutants
 from elasticutor.lab.check.runner import run_seeds
 from elasticutor.state.cache import _ABSENT, StateCache
 from elasticutor.state.levels import Levels, Record
@@ -192,7 +194,10 @@ def _committed_with_one_missing(self: Coordinator, event: ParticipantPrepared) -
     return _COORDINATOR_ON_PREPARED(self, event)
 
 
-def _credit_never_ends(self: InputCredits, upstream: Peer, attempt: Attempt, limit: int) -> Any:
+def _credit_never_ends(
+    self: InputCredits, upstream: Peer, size: int, attempt: Attempt, limit: int
+) -> Any:
+    self._intakes[upstream].finished += size
     self._intakes[upstream].granted += 10 * limit
     return do.GrantCredit(upstream, attempt, self._intakes[upstream].granted)
 
@@ -347,7 +352,9 @@ def _changes_while_writing_lost(self: StateCache, shard: ShardId) -> tuple[int, 
 # The fencing of a query's tasks -------------------------------------------------------------------
 
 
-def _second_task_admitted(self: Batches, current: _Try, task: ba.Ingress) -> list[ba.BatchOrder]:
+def _second_task_admitted(
+    self: Batches, current: BatchAttempt, task: ba.Ingress
+) -> list[ba.BatchOrder]:
     current.arrived.pop(task.partition, None)
     return _BATCHES_ONE_OF_MANY(self, current, task)
 
@@ -490,7 +497,7 @@ FURTHER = (
         "committed with one missing",
         _handler(coordinator._HANDLERS, ParticipantPrepared, _committed_with_one_missing),
     ),
-    Mutant("credit never ends", _method(InputCredits, "grant", _credit_never_ends)),
+    Mutant("credit never ends", _method(InputCredits, "finish", _credit_never_ends)),
     Mutant("store takes stale writes", _method(Levels, "write", _store_takes_stale_writes)),
     Mutant("watch survives an abort", _method(Levels, "roll_back", _watch_survives_an_abort)),
     Mutant(
@@ -587,4 +594,7 @@ FENCING = (
     ),
 )
 
-ALL = (*ESSENTIAL, *FURTHER, *INTERRUPTING, *ENDING, *FENCING)
+ENDS = tuple(Mutant(name, injected) for name, injected in end_mutants.BUGS)
+LIFE = tuple(Mutant(name, injected) for name, injected in run_mutants.BUGS)
+
+ALL = (*ESSENTIAL, *FURTHER, *INTERRUPTING, *ENDING, *FENCING, *ENDS, *LIFE)

@@ -1,4 +1,4 @@
-"""What must hold at every step of a run and at its end, and what is counted on the way."""
+"""Checks a run at every step and at its end, and counts what happens on the way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elasticutor.core.executor.executor import Phase
-from elasticutor.core.executor.moves import Move, MovePhase
+from elasticutor.core.executor.reassignment import Move, MovePhase
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, MoveId, Peer
@@ -20,7 +20,7 @@ TO_UPSTREAMS = (do.GrantCredit, do.Emit, do.EmitMarker)
 
 
 def heard_by_peers(instructions: list[do.Instruction]) -> list[do.Instruction]:
-    """What upstreams and destinations hear of an event.
+    """Returns what upstreams and destinations hear of an event.
 
     The marker of an epoch whose end has waited for a move tells nothing of the move.
     """
@@ -183,7 +183,7 @@ class Oracle:
     ) -> None:
         """Compare everything with the sequential fold."""
         for host in hosts:
-            # One that was hit after the last commit has nobody left who would begin anew.
+            # One that was hit after the last commit is not restarted: no attempt follows.
             if host.alive and host.core.phase is not Phase.FAILED:
                 self._check_quiet(host)
                 self._check_ownership(host, committed[host.name])

@@ -1,4 +1,4 @@
-"""What the checked operators do, and what they must come to: a sequential fold of the input.
+"""The operators of checked runs, and what they must come to: a sequential fold of the input.
 
 A tuple is `(key, origin, sequence, payload)`. The origin names the stream it belongs to: its
 source, its key there, and the path it has taken since. Tuples of one origin keep one order all the
@@ -120,7 +120,7 @@ class ChainOperator:
         return self._shard_of[np.fromiter((row[0] for row in rows), np.intp, len(rows))]
 
     def size(self, rows: int) -> int:
-        """The bytes of so many tuples."""
+        """The bytes of this number of tuples."""
         return rows * ROW_BYTES
 
     def process(
@@ -172,7 +172,7 @@ class ChainOperator:
 
 
 def fold(roots: list[tuple[ChainOperator, list[Row]]]) -> Expected:
-    """What a sequential program makes of the inputs of these operators."""
+    """Returns what a sequential program makes of the inputs of these operators."""
     expected = Expected()
     for operator, rows in roots:
         for row in rows:
@@ -213,7 +213,7 @@ class Expected:
 
 
 def generate(rng: random.Random, source: int, keys: int, count: int, skew: float) -> list[Row]:
-    """Tuples of one source: skewed keys whose popularity changes now and then."""
+    """Returns one source's tuples: skewed keys whose popularity changes now and then."""
     weights = [1.0 / (rank + 1) ** skew for rank in range(keys)]
     order = list(range(keys))
     sequences = [0] * keys

@@ -1,15 +1,15 @@
-"""Who receives a query's tasks in checked runs: `batches` decides, and this enacts it.
+"""Drives one operator of a checked query: `batches` decides, and this carries it out.
 
-It plays what stands between the query and the executors of one operator: the reception, which
-starts another run when one is over, the driver of a run, and the clerk of its checkpoint, who does
-one thing after the other.
+It plays what stands between a query's tasks and the executors of one operator: what starts another
+run when one is over, the driver of a run, and the writer of its checkpoint, which does one thing
+after the other.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from elasticutor.core.protocol import batches as ba
 from elasticutor.core.protocol import events as ev
@@ -19,9 +19,11 @@ from elasticutor.core.protocol.succession import Succession
 from elasticutor.errors import StaleAttemptError
 from elasticutor.lab.check.invariants import Fences
 from elasticutor.lab.check.pipeline import ChainOperator
-from elasticutor.lab.check.run import CheckedRun
-from elasticutor.lab.check.world.kept import QueryCheckpoint
+from elasticutor.lab.check.world.durable import QueryCheckpoint
 from elasticutor.lab.check.world.network import Address
+
+if TYPE_CHECKING:
+    from elasticutor.lab.check.batches import QueryRun
 
 _GONE_ON = "the run that the stage has begun with is over, and what its other tasks have sent too"
 
@@ -38,7 +40,7 @@ class CheckedQueryDriver:
 
     def __init__(
         self,
-        run: CheckedRun,
+        run: QueryRun,
         kept: QueryCheckpoint,
         operator: ChainOperator,
         counts: Counts,
@@ -71,23 +73,23 @@ class CheckedQueryDriver:
         durable = [then for _, then in self._jobs if isinstance(then, ba.EpochDurable)]
         return any(one.epoch == epoch for one in durable)
 
-    # What happens
+    # Events
 
     def arrive(self, event: ba.TaskArrived, address: Address) -> None:
-        """A task wants to send; if no run is there, another one is started for it."""
+        """Handle a task's arrival; start another run for it if there is none."""
         task = event.task
         self._addresses[task] = address
-        self._fences.told(event)
+        self._fences.heard(event)
         if self._batches is None:
             if not self._succession.may_begin(task):
-                self._enact(ba.Refuse(task, _GONE_ON, True))
+                self._carry_out(ba.Refuse(task, _GONE_ON, True))
                 return
             self._open(task.epoch)
         self._succession.saw(task)
         self.tell(event)
 
     def tell(self, event: ba.BatchEvent) -> None:
-        """Let it be decided what comes of an event, unless it is late."""
+        """Let the core decide what comes of an event, unless it is late."""
         batches = self._batches
         if batches is None:
             return
@@ -96,21 +98,21 @@ class CheckedQueryDriver:
             orders = batches.handle(event)
         except StaleAttemptError:
             return
-        self._run.note(f"{self._operator.name} desk", event)
-        self._fences.told(event)
+        self._run.note(f"{self._operator.name} driver", event)
+        self._fences.heard(event)
         given_up = batches.attempt != before or batches.phase is ba.BatchPhase.ABORTED
         if before is not None and given_up:
             self._run.abort(str(event))
         for order in orders:
-            self._enact(order)
+            self._carry_out(order)
 
     def failed(self, attempt: Attempt, reason: str) -> None:
-        """An executor cannot go on with an attempt."""
+        """Give up an attempt that an executor cannot go on with."""
         if self._batches is not None and attempt == self._batches.attempt:
             self.lose(reason)
 
     def lose(self, reason: str) -> None:
-        """Something is lost: no task that is here can go on, and mostly the run is over as well."""
+        """Give up all tasks that are here, and mostly the run as well: something is lost."""
         chance = self._run.rng.random()
         if chance < 0.3:
             self._give_up(reason)
@@ -133,12 +135,12 @@ class CheckedQueryDriver:
                 host = self._run.world.executors[name]
                 if host.alive:
                     host.die()
-                self._run.place_executor(name, self._operator)
+                self._run.place_anywhere(name, self._operator)
 
     def forget_stages(self) -> None:
-        """Whoever numbers the stages begins anew, and nobody remembers anything."""
+        """Forget all stages: another driver numbers them from the first again."""
         self._succession = Succession()
-        self._fences.began_anew()
+        self._fences.started_over()
 
     def _give_up(self, reason: str) -> None:
         batches = self._batches
@@ -147,7 +149,7 @@ class CheckedQueryDriver:
         if not batches.idle:
             self._run.abort(reason)
         for order in batches.give_up(reason):
-            self._enact(order)
+            self._carry_out(order)
 
     def _open(self, epoch: Epoch) -> None:
         base = self._newest_below(epoch)
@@ -162,23 +164,23 @@ class CheckedQueryDriver:
         (newest,) = {self._kept.newest_below(name, epoch) for name in self._operator.executor_names}
         return newest
 
-    # What is to be done
+    # Orders
 
-    def _enact(self, order: ba.BatchOrder) -> None:
+    def _carry_out(self, order: ba.BatchOrder) -> None:
         self._fences.ordered(order)
-        self._run.note(f"{self._operator.name} desk", order)
+        self._run.note(f"{self._operator.name} driver", order)
         match order:
             case ba.CountTasks():
                 pause = self._run.rng.uniform(0.0, 0.01)
-                self._run.kernel.after(pause, self._count, self._opened, order)
+                self._run.clock.after(pause, self._count, self._opened, order)
             case ba.GoBack(attempt, base):
                 self._run.oracle.counts["went_back"] += 1
-                self._by_clerk(lambda: self._go_back(base), ba.WentBack(attempt))
+                self._write_later(lambda: self._go_back(base), ba.WentBack(attempt))
             case ba.BeginBatch(who, attempt, base, epoch, _, upstreams):
                 self._run.begin(who, ev.AttemptBegun(attempt, base, epoch, upstreams))
             case WriteManifest(epoch, attempt):
                 durable = ba.EpochDurable(attempt, epoch)
-                self._by_clerk(lambda: self._write(epoch, attempt), durable)
+                self._write_later(lambda: self._write(epoch, attempt), durable)
             case ba.Admit(task):
                 self._answer(task, order)
             case ba.Refuse(task) | ba.Leave(task):
@@ -208,14 +210,14 @@ class CheckedQueryDriver:
         if batches.idle and not was_idle:
             self._run.abort(reason)
         for answer in orders:
-            self._enact(answer)
+            self._carry_out(answer)
 
-    # The clerk
+    # The checkpoint's writer
 
-    def _by_clerk(self, act: Callable[[], None], then: ba.BatchEvent) -> None:
+    def _write_later(self, act: Callable[[], None], then: ba.BatchEvent) -> None:
         self._jobs.append((act, then))
-        self._free_at = max(self._free_at, self._run.kernel.now) + self._run.storage_s()
-        self._run.kernel.at(self._free_at, self._do_next, self._opened)
+        self._free_at = max(self._free_at, self._run.clock.now) + self._run.storage_s()
+        self._run.clock.at(self._free_at, self._do_next, self._opened)
 
     def _do_next(self, opened: int) -> None:
         if opened != self._opened:
@@ -224,7 +226,7 @@ class CheckedQueryDriver:
         rng, rates = self._run.rng, self._run.scenario.rates
         if isinstance(then, ba.EpochDurable) and rng.random() < rates.manifest_fails:
             self._run.oracle.counts["failed_manifests"] += 1
-            if rng.random() < 0.5:  # it is there, and nobody was told
+            if rng.random() < 0.5:  # it is there, but the answer is lost
                 act()
             self.lose("the manifest could not be written")
             return

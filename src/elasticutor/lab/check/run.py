@@ -1,6 +1,6 @@
 """One checked run: the world of a scenario, and everything that is done to it.
 
-`StreamRun` and `BatchRun` add who drives the epochs; what is common to both is here: how long
+`TopologyRun` and `QueryRun` add who drives the epochs; what is common to both is here: how long
 things take, cores that come and go, moves that are asked for, losses.
 """
 
@@ -9,23 +9,24 @@ from __future__ import annotations
 import random
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from elasticutor.core.executor.tasks import TaskStatus
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
-from elasticutor.core.protocol.ids import NodeId, Peer, ShardId
+from elasticutor.core.protocol.ids import NodeId, Peer, ShardId, TaskId
 from elasticutor.errors import ProtocolError
 from elasticutor.lab.check.oracle import Oracle
 from elasticutor.lab.check.pipeline import ChainOperator, Expected, Row
 from elasticutor.lab.check.scenario import Scenario
 from elasticutor.lab.check.trace import Trace
 from elasticutor.lab.check.world.durable import Durable
-from elasticutor.lab.check.world.hosts import ExecutorHost, TaskHost, World
-from elasticutor.lab.check.world.kernel import Kernel
+from elasticutor.lab.check.world.hosts import ExecutorHost, World
 from elasticutor.lab.check.world.network import Address, Network
+from elasticutor.lab.check.world.task_host import TaskHost
+from elasticutor.lab.sim.clock import Clock
 
 _LONGEST_S = 60.0  # of virtual time; a healthy run takes one or two
 _MOST_CORES = 5
@@ -39,9 +40,9 @@ class CheckedRun(ABC):
     def __init__(self, scenario: Scenario, trace: Trace | None = None) -> None:
         self.scenario = scenario
         self.rng = random.Random(scenario.seed + 1_000_003)
-        self.kernel = Kernel()
-        network = Network(self.kernel, self.rng, self.delay_s)
-        self.world = World(self.kernel, network, self.storage(), self)
+        self.clock = Clock()
+        network = Network(self.clock, self.rng, self.delay_s)
+        self.world = World(self.clock, network, self.storage(), self)
         most = max(len(operator.downstream) for operator in scenario.operators)
         self.oracle = Oracle(self._largest_batch(), destinations=max(1, most))
         self.trace = trace
@@ -53,8 +54,7 @@ class CheckedRun(ABC):
         network.join(self.world.driver, self.driver_receives)
         for operator in scenario.operators:
             operator.complain = self.oracle.violate
-            for name in operator.executor_names:
-                self.place_executor(name, operator)
+        self.start_executors()
 
     @abstractmethod
     def start(self) -> None:
@@ -65,8 +65,20 @@ class CheckedRun(ABC):
         """Take a message to the driver in."""
 
     @abstractmethod
-    def executor_lost(self, host: ExecutorHost) -> None:
-        """The driver notices that a main process is gone; another one stands ready."""
+    def start_executors(self) -> None:
+        """Start the main processes that there are from the beginning."""
+
+    @abstractmethod
+    def lose_main(self, host: ExecutorHost) -> None:
+        """Lose a main process."""
+
+    @abstractmethod
+    def lose_task_of(self, host: ExecutorHost, task: TaskId) -> None:
+        """Lose a task's process."""
+
+    @abstractmethod
+    def lose_everything_on(self, node: NodeId, successor: NodeId) -> None:
+        """Lose a node with everything on it; another one takes its place."""
 
     @abstractmethod
     def lose_driver(self) -> None:
@@ -89,8 +101,8 @@ class CheckedRun(ABC):
         try:
             self.start()
             self._schedule_trouble()
-            while self.kernel.step():
-                if self.kernel.now > _LONGEST_S:
+            while self.clock.step():
+                if self.clock.now > _LONGEST_S:
                     self.oracle.violate(f"stuck: {self._why_stuck()}")
                     return
                 if self.oracle.violations:
@@ -141,7 +153,7 @@ class CheckedRun(ABC):
         return self.rng.uniform(0.001, 0.03)
 
     def service_s(self, host: TaskHost, rows: int) -> float:
-        """How long a task works on so many tuples."""
+        """How long a task works on a number of tuples."""
         return rows * self.scenario.row_s * self.rng.uniform(0.5, 2.0)
 
     def pause_s(self, host: TaskHost) -> float | None:
@@ -169,47 +181,42 @@ class CheckedRun(ABC):
     ) -> None:
         """An executor has handled an event."""
         if self.trace is not None:
-            self.trace.handled(self.kernel.now, host.name, event, instructions)
+            self.trace.handled(self.clock.now, host.name, event, instructions)
         self.oracle.handled(host, event, instructions)
         if isinstance(event, (ev.TaskLost, ev.NodeLost)):
-            self.kernel.after(self.notice_s(), self._replace_cores, host)
+            self.clock.after(self.notice_s(), self._replace_cores, host)
 
     def refused(self, host: ExecutorHost, message: Any, error: ProtocolError) -> None:
         """An executor has refused a message."""
         if self.trace is not None:
-            self.trace.refused(self.kernel.now, host.name, message, error)
+            self.trace.refused(self.clock.now, host.name, message, error)
         self.oracle.refused(host, message, error)
 
     def note(self, who: str, what: Any) -> None:
         """Write something else into the trace."""
         if self.trace is not None:
-            self.trace.note(self.kernel.now, who, what)
+            self.trace.note(self.clock.now, who, what)
 
     # Executors and nodes
 
-    def place_executor(self, name: Peer, operator: ChainOperator) -> ExecutorHost:
-        """Start a main process somewhere, with some cores."""
+    def place_executor(
+        self, name: Peer, operator: ChainOperator, node: NodeId, cores: Iterable[NodeId]
+    ) -> ExecutorHost:
+        """Start a main process on a node, with some cores."""
         host = ExecutorHost(
             self.world,
             name,
             self._incarnations,
-            self.rng.choice(self._nodes),
+            node,
             self.scenario.config,
             operator,
             slice_records=self.scenario.slice_records,
         )
         self._incarnations += 1
-        for number in range(self.scenario.cores):
-            node = host.node if number == 0 else self.rng.choice(self._nodes)
-            host.tell(ev.CoreGranted(node))
-        self.kernel.after(self.scenario.balance_s, self._balance, host)
+        for core in cores:
+            host.tell(ev.CoreGranted(core))
+        self.clock.after(self.scenario.balance_s, self._balance, host)
         return host
-
-    def replace_executor(self, host: ExecutorHost) -> None:
-        """A main process is gone: have another one, and tell whoever drives the epochs."""
-        if not self.done and self.world.executors[host.name] is host:
-            self.place_executor(host.name, self._operator_of(host))
-            self.executor_lost(host)
 
     def begin(self, name: Peer, begun: ev.AttemptBegun) -> None:
         """Pass the beginning of an attempt on to an executor, over the network."""
@@ -229,10 +236,10 @@ class CheckedRun(ABC):
     def _balance(self, host: ExecutorHost) -> None:
         if host.alive and not self.done:
             host.tell(ev.BalanceDue())
-            self.kernel.after(self.scenario.balance_s, self._balance, host)
+            self.clock.after(self.scenario.balance_s, self._balance, host)
 
     def _replace_cores(self, host: ExecutorHost) -> None:
-        """Whoever schedules does not leave an executor without a core."""
+        """Give an executor without a core another one, as a scheduler does."""
         staying = [t for t in host.core.tasks.values() if t.status is not TaskStatus.LEAVING]
         if not staying:
             host.tell(ev.CoreGranted(self.rng.choice(self._nodes)))
@@ -255,7 +262,7 @@ class CheckedRun(ABC):
         for rate, action in kinds:
             for _ in range(self._times(rate)):
                 when = self.rng.uniform(0.0, self.scenario.length_s * 1.2)
-                self.kernel.at(when, self._unless_done, action)
+                self.clock.at(when, self._unless_done, action)
 
     def _times(self, expected: float) -> int:
         whole = int(expected)
@@ -297,33 +304,30 @@ class CheckedRun(ABC):
                 self.oracle.counts["suspected_tasks"] += 1
                 self.note("fault", f"take task {task} of {host.name} for lost, though it lives")
                 zombie = host.suspect_task(task, lives_on_s=self.rng.uniform(0.0, 0.1))
-                # What it reads may change under its hands; that is no fault, if nobody sees it.
+                # What it reads may change under its hands; that is no fault while it stays unseen.
                 zombie.operator = replace(self._operator_of(host), complain=lambda text: None)
             else:
                 self.note("fault", f"kill task {task} of {host.name}")
-                host.lose_task(task)
+                self.lose_task_of(host, task)
 
     def _lose_node(self) -> None:
         node = self.rng.choice(self._nodes)
         self.oracle.counts["lost_nodes"] += 1
         self.note("fault", f"kill node {node}")
         self._nodes.remove(node)
-        self._nodes.append(NodeId(f"n{self._next_node}"))
+        successor = NodeId(f"n{self._next_node}")
+        self._nodes.append(successor)
         self._next_node += 1
         before = [host for host in self.world.executors.values() if host.alive]
         self.oracle.counts["lost_executors"] += sum(host.node == node for host in before)
-        self.world.lose_node(node)
-        for host in before:
-            if not host.alive:
-                self.kernel.after(self.notice_s(), self.replace_executor, host)
+        self.lose_everything_on(node, successor)
 
     def _lose_executor(self) -> None:
         host = self._some_executor()
         if host is not None:
             self.oracle.counts["lost_executors"] += 1
             self.note("fault", f"kill the main process of {host.name}")
-            host.die()
-            self.kernel.after(self.notice_s(), self.replace_executor, host)
+            self.lose_main(host)
 
     def _lose_driver(self) -> None:
         self.oracle.counts["lost_drivers"] += 1
@@ -339,7 +343,7 @@ class CheckedRun(ABC):
         if host is not None and host.tasks:
             task = host.tasks[self.rng.choice(sorted(host.tasks))]
             task.slowness = self.rng.choice((5.0, 30.0))
-            self.kernel.after(0.05, self._speed_up, task)
+            self.clock.after(0.05, self._speed_up, task)
 
     @staticmethod
     def _speed_up(task: TaskHost) -> None:

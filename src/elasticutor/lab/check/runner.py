@@ -1,4 +1,4 @@
-"""Runs seeds: one, to be looked at, or very many, on all cores."""
+"""Runs seeds: one, to be replayed, or many, on all cores."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class SeedResult:
 
 @dataclass(slots=True)
 class CheckResult:
-    """What many runs came to."""
+    """What any number of runs came to."""
 
     seeds: int = 0
     failures: list[SeedResult] = field(default_factory=list)

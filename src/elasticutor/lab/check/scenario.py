@@ -1,4 +1,4 @@
-"""One seed, one world: how many nodes and operators, how skewed, how slow, what goes wrong when."""
+"""Draws the scenario of a seed: nodes, operators, skew, delays, and how often what goes wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.lab.check.pipeline import ROW_BYTES, ChainOperator, Row, Style, generate
 
-# Operators by name, with whom each feeds; those that nobody feeds are roots.
+# Operators by name, with those that each feeds; those that no operator feeds are roots.
 _SHAPES: tuple[dict[str, tuple[str, ...]], ...] = (
     {"a": ()},
     {"a": ("b",), "b": ()},
@@ -39,12 +39,12 @@ class Rates:
     write_fails: float
     """Chance per increment."""
     crash_before_commit: float
-    """Chance per batch, after everybody has prepared it."""
+    """Chance per batch, after all have prepared it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """What whoever runs a micro-batch query does to it besides running it, by chance."""
+    """What happens to a micro-batch query besides its batches, by chance."""
 
     calm: bool
     """Nothing of all this: every task must be let through."""
@@ -65,7 +65,7 @@ class Habits:
     skips: float
     """Chance per failure of going on with the next batch."""
     crash_around_commit: float
-    """Chance per batch, each before and after whoever runs it has committed it."""
+    """Chance per batch, each before and after it is committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Scenario:
 
 
 def draw(seed: int) -> Scenario:
-    """The scenario of a seed, always the same one.
+    """Returns the scenario of a seed, always the same one.
 
     Example:
         >>> draw(7).inputs == draw(7).inputs, draw(7).tuples > 500
@@ -145,7 +145,7 @@ def draw(seed: int) -> Scenario:
 
 
 def draw_habits(scenario: Scenario) -> Habits:
-    """How the query of a scenario is run, always the same.
+    """Returns how the query of a scenario is run, always the same.
 
     Example:
         >>> draw_habits(draw(7)) == draw_habits(draw(7))

@@ -15,7 +15,7 @@ from elasticutor.lab.check.world.sender import Sender
 
 
 class Feeder:
-    """One task, from its arrival to its end: it sends when it is admitted, and leaves when told."""
+    """Runs one task: it sends when it is admitted, and ends when it is ordered to."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Feeder:
         self._tell(ba.TaskArrived(task))
 
     def end(self) -> None:
-        """Let the task be gone."""
+        """End the task."""
         self.alive = False
         self.run.world.network.leave(self._address)
         if self._admitted is not None:
@@ -53,7 +53,7 @@ class Feeder:
                 del peers[name]
 
     def receive(self, sender: Address, message: Any) -> None:
-        """Take outputs, markers and credits in, and what the driver decides."""
+        """Handle outputs, markers and credits, and orders of the driver."""
         match message:
             case ba.Admit():
                 self._start(message)
@@ -69,7 +69,7 @@ class Feeder:
                 self.outputs.extend(rows)
                 self._taken[executor] += size
                 slow = 0.05 if self.run.rng.random() < 0.03 else 0.0
-                self.run.kernel.after(slow, self._grant, executor)
+                self.run.clock.after(slow, self._grant, executor)
             case MarkerSent(executor, attempt, _):
                 self._unmarked.discard(executor)
                 if not self._unmarked:
@@ -98,7 +98,7 @@ class Feeder:
         self._sender.put(self._operator.by_executor(batch))
         if self._position < len(self._rows):
             pause = scenario.source_interval_s * rng.uniform(0.0, 0.5)
-            self.run.kernel.after(pause, self._produce)
+            self.run.clock.after(pause, self._produce)
         else:
             self._sender.end_epoch(self.task.epoch)
 

@@ -1,40 +1,100 @@
-"""Checked runs of a continuous topology: sources, a sink, and the core's coordinator."""
+"""Checked runs of a continuous topology: the core's run lifecycle, and simulated processes.
+
+What the driver decides is decided by the very object that the live driver has; here are the
+processes that it starts, how they are lost, and how that is noticed.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from elasticutor.core.executor.tasks import TaskStatus
+from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
-from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
-from elasticutor.errors import StaleAttemptError
-from elasticutor.lab.check.pipeline import ROW_BYTES, SINK, ChainOperator, Expected, Row, fold
+from elasticutor.core.protocol.ids import NodeId, Peer, TaskId
+from elasticutor.core.run import run_events as ru
+from elasticutor.core.run import run_instructions as order
+from elasticutor.core.run.epoch_cycle import EpochBase
+from elasticutor.core.run.introductions import Introduction
+from elasticutor.core.run.lifecycle import RunLifecycle
+from elasticutor.core.run.participants import Roles
+from elasticutor.core.run.phases import RunError, RunPhase, Terms
+from elasticutor.core.scheduler.placement import Placement
+from elasticutor.errors import OutOfOrderError
+from elasticutor.lab.check.pipeline import SINK, Expected, fold
 from elasticutor.lab.check.run import CheckedRun
+from elasticutor.lab.check.run_invariants import RunInvariants
 from elasticutor.lab.check.scenario import Scenario
 from elasticutor.lab.check.trace import Trace
-from elasticutor.lab.check.world.hosts import CreditSent, ExecutorHost, MarkerSent, TuplesSent
+from elasticutor.lab.check.world.ends import SinkHost, SourceHost
+from elasticutor.lab.check.world.hosts import ExecutorHost
 from elasticutor.lab.check.world.network import Address
-from elasticutor.lab.check.world.sender import Sender
+
+_TICK_S = 0.5
+_PATIENCE_S = 4.0
+"""Longer than any answer takes here: only what hangs is late."""
+_NODE_CORES = 6
+
+
+@dataclass(slots=True)
+class _Simulated:
+    """A process of a participant, from when it is started until it is lost."""
+
+    life: int
+    end: Callable[[], None] | None = None
+    """None as long as it is not up."""
+    host: int | None = None
+    """That of a source or a sink."""
 
 
 class TopologyRun(CheckedRun):
-    """A topology whose epochs the core's coordinator drives."""
+    """A topology whose life the core decides about."""
 
     def __init__(self, scenario: Scenario, trace: Trace | None = None) -> None:
         super().__init__(scenario, trace)
-        self._sources = self._start_sources(0)
-        last = [operator for operator in scenario.operators if not operator.downstream]
+        rng = self.rng
+        self._operators = {name: op for op in scenario.operators for name in op.executor_names}
+        self._inputs = {
+            Peer(f"source-{n}"): (scenario.root_of(n), rows)
+            for n, rows in enumerate(scenario.inputs)
+        }
+        last = [op for op in scenario.operators if not op.downstream]
         self._sink = SinkHost(self, [name for op in last for name in op.executor_names])
         self._upstreams = self._find_upstreams()
+        self._roles = Roles(
+            tuple(self._operators),
+            tuple(self._inputs),
+            (SINK,),
+            tuple(self._find_groups()),
+            tuple(f"host {n}" for n in range(rng.choice((1, 2)))),
+        )
+        self._terms = Terms(
+            Paradigm.ELASTIC,
+            None,
+            rng.random() < 0.5,
+            60.0,
+            scenario.epoch_s,
+            _PATIENCE_S,
+            rng.choice((1, 2, 5)),
+        )
         self._drivers = 0
+        self._processes: dict[Peer, _Simulated] = {}
+        self._book: dict[Peer, Address] = {}
+        self._hosts_up: set[int] = set()
         self._writing: co.WriteManifest | None = None
-        self._coordinator = self._make_coordinator()
+        self._base = EpochBase(durable=True)
+        self._submit()
 
     def start(self) -> None:
-        """Let the coordinator begin, and end an epoch now and then."""
-        self._obey(self._coordinator.start())
-        self.kernel.after(self.scenario.epoch_s, self._epoch_due)
+        """Submit the topology, and let time pass."""
+        self.decide(ru.StartAsked())
+        self._start_hosts(range(len(self._roles.host_names)))
+        self._tick()
 
     def expected(self) -> Expected:
         """What a sequential run comes to."""
@@ -43,252 +103,370 @@ class TopologyRun(CheckedRun):
 
     def waiting_for(self) -> list[str]:
         """Why it does not go on, if it does not."""
-        return [f"coordinator: {'; '.join(self._coordinator.waiting_for())}"]
+        return [f"run: {self._life.phase.value}: {self._life.missing()}"]
+
+    def start_executors(self) -> None:
+        """Do nothing: the run's life says when."""
 
     # The driver
 
-    def _make_coordinator(self) -> co.Coordinator:
-        return co.Coordinator(
-            executors=[name for op in self.scenario.operators for name in op.executor_names],
-            sources=[source.name for source in self._sources],
-            sinks=[SINK],
+    def _submit(self) -> None:
+        nodes = list(self._nodes)
+        placements = {}
+        for who in self._roles.executors:
+            home = self.rng.choice(nodes)
+            others = [self.rng.choice(nodes) for _ in range(self.scenario.cores - 1)]
+            placements[who] = Placement(home, Counter([home, *others]))
+        self._life = RunLifecycle(
+            self._roles, placements, nodes, self._terms, self._base, free_cores=self._free_cores
         )
+        self._invariants = RunInvariants(self._roles, self._terms, self.oracle.violate)
 
-    def _start_sources(self, incarnation: int) -> list[SourceHost]:
-        inputs = enumerate(self.scenario.inputs)
-        return [
-            SourceHost(self, Peer(f"source-{n}"), incarnation, self.scenario.root_of(n), rows)
-            for n, rows in inputs
-        ]
+    def _free_cores(self) -> dict[NodeId, int]:
+        there = self._life.participants
+        used = Counter[NodeId]()
+        for cores in there.cores.values():
+            used.update(cores)
+        return {node: _NODE_CORES - used[node] for node in sorted(there.nodes)}
+
+    def decide(self, event: ru.RunEvent) -> None:
+        """Let the core decide about an event, and carry its instructions out."""
+        instructions = self._life.handle(event, self.clock.now)
+        if not isinstance(event, ru.Tick) or instructions:
+            self.note("driver", event)
+        self._invariants.handled(event, instructions)
+        for instruction in instructions:
+            self._carry_out(instruction)
+
+    def _later(self, event: ru.RunEvent, delay_s: float) -> None:
+        """Let the driver learn of something, unless it is another one by then."""
+        self.clock.after(delay_s, self._learn, event, self._drivers)
+
+    def _learn(self, event: ru.RunEvent, driver: int) -> None:
+        if driver == self._drivers:
+            self.decide(event)
+
+    def driver_receives(self, sender: Address, message: Any) -> None:
+        """Take a message to the driver in."""
+        match message:
+            case (name, do.ReportReady(attempt)):
+                self.decide(co.ParticipantReady(name, attempt))
+            case (name, do.ReportPrepared(attempt, epoch)):
+                self.decide(co.ParticipantPrepared(name, attempt, epoch))
+            case (name, do.ReportFailure(attempt, reason)):
+                self.decide(co.ParticipantFailed(name, attempt, reason))
+            case _:
+                self.decide(message)
+
+    def _tick(self) -> None:
+        if not self.done:
+            self.decide(ru.Tick())
+            self.clock.after(_TICK_S, self._tick)
+
+    def _carry_out(self, what: order.RunInstruction) -> None:
+        self.note("driver", what)
+        match what:
+            case co.WriteManifest():
+                self._writing = what
+                self.clock.after(self.storage_s(), self._write_manifest, what)
+            case co.BeginAttempt(who, attempt, base, epoch) if who in self._operators:
+                self._begin(who, ev.AttemptBegun(attempt, base, epoch, *self._neighbours(who)))
+            case co.CommitEpoch(who, attempt, epoch) if who in self._operators:
+                self._send(who, ev.EpochCommitted(attempt, epoch))
+            case co.BeginAttempt() | co.CommitEpoch() | co.StartSource() | co.EndEpoch():
+                self._send(what.who, what)
+            case order.ReportLoss(who, lost):
+                self._send(who, lost)
+            case order.Connect(who, address):
+                self._book[who] = address
+            case Introduction(_, whom):
+                self.world.peers.update({who: self._book[who] for who in whom})
+            case order.StartMain(who, life, placed):
+                self._processes[who] = _Simulated(life)
+                self._start_later(self._main_up, who, life, placed)
+            case order.StartOnHost(number, ends) if number in self._hosts_up:
+                for who, life in ends:
+                    self._processes[who] = _Simulated(life, host=number)
+                    self._start_later(self._end_up, who, life)
+            case order.DropLife(who, life):
+                self._book.pop(who, None)
+                self._kill(who, life)
+            case order.RestartHosts(numbers):
+                self._start_hosts(numbers)
+            case order.AssignCores(who, cores):
+                self._assign(who, Counter(cores))
+            case order.StopSending(who):
+                self._send(who, what)
+            case order.AskToRest(who):
+                self._rest(who, self._drivers)
+            case order.Wake(at):
+                self._later(ru.Tick(), max(0.0, at - self.clock.now))
+            case order.DiscardUncommitted(attempt) if attempt > self._base.attempt + 1:
+                self.abort(f"attempt {attempt} begins")
+            case order.EnterPhase(RunPhase.DRAINED) if not self._terms.end_when_drained:
+                self._later(ru.EndAsked(), self.startup_s())
+            case order.EndProcesses(hosts):
+                names = [self._roles.host_names[number] for number in hosts]
+                for name in (*sorted(self._life.participants.nodes), *names):
+                    self._later(ru.PlaceCleared(name), self.startup_s())
+            case order.CloseRun() if self._life.error is None:
+                self.done = True
+            case order.CloseRun():
+                self._run_failed()
+
+    def _send(self, who: Peer, message: Any) -> None:
+        address = self._book.get(who)
+        if address is not None:
+            self.world.network.send(self.world.driver, address, message)
+
+    def _begin(self, who: Peer, begun: ev.AttemptBegun) -> None:
+        if self._book.get(who) == self.world.executors[who].address:
+            self.begin(who, begun)
+
+    def _assign(self, who: Peer, wanted: Counter[NodeId]) -> None:
+        host = self.world.executors[who]
+        tasks = host.core.tasks.values()
+        have = Counter(task.node for task in tasks if task.status is not TaskStatus.LEAVING)
+        for node in (wanted - have).elements():
+            if node in self._nodes:
+                host.tell(ev.CoreGranted(node))
+
+    def _rest(self, who: Peer, driver: int) -> None:
+        """Answer when nothing is under way, unless the process is gone by then."""
+        simulated = self._processes.get(who)
+        if driver != self._drivers or simulated is None or simulated.end is None:
+            return
+        if who in self._operators and self.world.executors[who].core.moves:
+            self.clock.after(self.startup_s(), self._rest, who, driver)
+        else:
+            rested = ru.ParticipantRested(who)
+            self.world.network.send(self._address_of(who), self.world.driver, rested)
+
+    # The manifest
+
+    def _write_manifest(self, what: co.WriteManifest) -> None:
+        if what is not self._writing:
+            return  # its driver is gone
+        self._writing = None
+        error: Exception | None = None
+        if self.rng.random() < self.scenario.rates.manifest_fails:
+            error = RunError("storage", "take the manifest", "has no space left")
+        else:
+            self._make_durable(what)
+        self.decide(ru.EpochStored(what.epoch, what.attempt, 0, error))
+
+    def _make_durable(self, what: co.WriteManifest) -> None:
+        for name in self._operators:
+            self.world.durable.commit(name, what.epoch, what.attempt)
+        self.world.durable.notes = what.notes
+        self.oracle.counts["epochs"] += 1
+
+    # Processes
+
+    def _start_hosts(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            self.clock.after(self.startup_s(), self._host_up, number, self._drivers)
+
+    def _host_up(self, number: int, driver: int) -> None:
+        if driver == self._drivers:
+            self._hosts_up.add(number)
+            self.decide(ru.HostUp(number))
+
+    def _start_later(self, up: Callable[..., None], *args: Any) -> None:
+        self.clock.after(self.startup_s(), up, self._drivers, *args)
+
+    def _starting(self, driver: int, who: Peer, life: int) -> _Simulated | None:
+        """The process that comes up, if nothing has happened to it meanwhile."""
+        simulated = self._processes.get(who)
+        if driver != self._drivers or simulated is None or simulated.life != life:
+            return None
+        return simulated
+
+    def _main_up(self, driver: int, who: Peer, life: int, placed: Placement) -> None:
+        simulated = self._starting(driver, who, life)
+        if simulated is None or placed.node not in self._nodes:
+            return
+        cores = [node for node in Counter(placed.cores).elements() if node in self._nodes]
+        known = self.world.peers.get(who)
+        host = self.place_executor(who, self._operators[who], placed.node, cores)
+        self._not_yet_known(who, known)
+        simulated.end = host.die
+        self._register(who, life, host.address)
+
+    def _end_up(self, driver: int, who: Peer, life: int) -> None:
+        simulated = self._starting(driver, who, life)
+        if simulated is None or simulated.host not in self._hosts_up:
+            return
+        self._incarnations += 1
+        if who == SINK:
+            self._sink.come_back(self._incarnations)
+            simulated.end = self._sink.end
+        else:
+            known = self.world.peers.get(who)
+            source = SourceHost(self, who, self._incarnations, *self._inputs[who])
+            self._not_yet_known(who, known)
+            simulated.end = source.end
+        self._register(who, life, Address(f"{who}#{self._incarnations}"))
+
+    def _not_yet_known(self, who: Peer, known: Address | None) -> None:
+        """Let others send to its old address until they are introduced to the new one."""
+        self.world.peers.pop(who)
+        if known is not None:
+            self.world.peers[who] = known
+
+    def _register(self, who: Peer, life: int, address: Address) -> None:
+        up = ru.ParticipantUp(who, life, address)
+        self.world.network.send(address, self.world.driver, up)
+
+    def _address_of(self, who: Peer) -> Address:
+        return self._book.get(who, Address(""))
+
+    def _kill(self, who: Peer, life: int) -> bool:
+        """End a process if it is still there; one that is only starting never comes up."""
+        simulated = self._processes.get(who)
+        if simulated is None or simulated.life != life:
+            return False
+        del self._processes[who]
+        if simulated.end is not None:
+            simulated.end()
+        return True
+
+    # Losses
+
+    def _lose(self, who: Peer, *, noticed: bool = True) -> None:
+        simulated = self._processes.get(who)
+        if simulated is None:
+            return
+        life = simulated.life
+        self._kill(who, life)
+        if noticed:
+            self._later(ru.ProcessLost(who, life, None, "was lost"), self.notice_s())
+        if self.rng.random() < 0.3:  # its registration has been under way for long
+            late = ru.ParticipantUp(who, life, Address(f"{who} is gone"))
+            self._later(late, 2 * self.notice_s())
+
+    def lose_main(self, host: ExecutorHost) -> None:
+        """Lose a main process; its node notices, and that its tasks end with it."""
+        simulated, tasks = self._processes.get(host.name), sorted(host.tasks)
+        self._lose(host.name)
+        if simulated is not None:
+            for task in tasks:
+                lost = ru.ProcessLost(host.name, simulated.life, task, "was lost with it")
+                self._later(lost, 2 * self.notice_s())
+
+    def lose_task_of(self, host: ExecutorHost, task: TaskId) -> None:
+        """Lose a task's process; its node notices."""
+        host.end_task(task)
+        simulated = self._processes.get(host.name)
+        if simulated is not None:
+            lost = ru.ProcessLost(host.name, simulated.life, task, "was lost")
+            self._later(lost, self.notice_s())
+
+    def lose_everything_on(self, node: NodeId, successor: NodeId) -> None:
+        """Lose a node; another one comes up later."""
+        for host in self.world.executors.values():
+            if host.node == node and host.alive:
+                self._lose(host.name, noticed=False)
+            else:
+                host.end_store(node)
+        noticed = self.notice_s()
+        self._later(ru.NodeLeft(node, f"slot of {node}", "it was killed"), noticed)
+        self._later(ru.NodeJoined(successor), noticed + self.startup_s())
+
+    def _lose_host(self) -> None:
+        if not self._hosts_up:
+            return
+        number = self.rng.choice(sorted(self._hosts_up))
+        self.oracle.counts["lost_hosts"] += 1
+        self._hosts_up.discard(number)
+        for who, simulated in list(self._processes.items()):
+            if simulated.host == number:
+                self._lose(who, noticed=False)
+        if self.rng.random() < 0.5:
+            self._later(ru.HostLost(number, "killed"), self.notice_s())
+        else:  # Spark starts its task again by itself
+            self._start_hosts([number])
+
+    def fail_something(self) -> None:
+        """Lose a source, the sink, their host, or a message to the driver; or let one hang."""
+        kind = self.rng.choice(("source", "source", "sink", "sink", "host", "message", "hang"))
+        self.note("fault", f"lose a {kind}")
+        match kind:
+            case "source":
+                who = self.rng.choice(self._roles.sources)
+                self.oracle.counts["lost_sources"] += who in self._processes
+                self._lose(who)
+            case "sink":
+                self.lose_sink()
+            case "host":
+                self._lose_host()
+            case "message":
+                lost = OutOfOrderError("message", "arrive", "nothing")
+                self.decide(ru.MessageLost(lost))
+            case "hang":
+                self.oracle.counts["hanging"] += 1
+                self._lose(self.rng.choice(self._life.participants.everybody), noticed=False)
+
+    def lose_sink(self) -> None:
+        """Lose the sink; its host notices."""
+        self.oracle.counts["lost_sinks"] += SINK in self._processes
+        self._lose(SINK)
 
     def lose_driver(self) -> None:
-        """The driver is gone, and with it every process that it had started; another one comes.
+        """Lose the driver, and with it every process that it had started; another one comes.
 
-        A manifest that was being written may have become durable or not. The sink is a system of
-        its own and stays.
+        A manifest that was being written may have become durable or not. The system that the sink
+        writes to stays.
         """
-        self.abort("the driver was lost")
-        old, self._drivers = self._coordinator, self._drivers + 1
         if self._writing is not None and self.rng.random() < 0.5:
             self._make_durable(self._writing)
+        self._submit_again("the driver was lost")
+
+    def _run_failed(self) -> None:
+        """Go on from what is committed, as a user does."""
+        self.oracle.counts["failed_runs"] += 1
+        self._submit_again(f"the run failed: {self._life.error}")
+
+    def _submit_again(self, reason: str) -> None:
+        self.abort(reason)
+        self._drivers += 1
         self._writing = None
         self.world.network.leave(self.world.driver)
         self.world.network.join(self.world.driver, self.driver_receives)
-        for source in self._sources:
-            source.end()
-        for host in list(self.world.executors.values()):
-            if host.alive:
-                host.die()
-            self.place_executor(host.name, self._operator_of(host))
-        self._sources = self._start_sources(self._drivers)
-        self._coordinator = self._make_coordinator()
-        committed = self.world.durable.committed(next(iter(self.world.executors)))
-        self._obey(self._coordinator.start(committed, self.world.durable.notes, old.attempt))
-
-    def driver_receives(self, sender: Address, message: Any) -> None:
-        """Take a message to the coordinator in."""
-        match message:
-            case (name, do.ReportReady(attempt)):
-                self._tell(co.ParticipantReady(name, attempt))
-            case (name, do.ReportPrepared(attempt, epoch)):
-                self._tell(co.ParticipantPrepared(name, attempt, epoch))
-            case (name, do.ReportFailure(attempt, reason)):
-                self._tell(co.ParticipantFailed(name, attempt, reason))
-            case _:
-                self._tell(message)
-
-    def executor_lost(self, host: ExecutorHost) -> None:
-        """Tell the coordinator that a main process is gone."""
-        self._tell(co.ParticipantLost(host.name, "its main process was lost"))
-
-    def fail_something(self) -> None:
-        """Let a source fail: it comes back at once, but cannot go on where it was."""
-        self._tell(co.ParticipantLost(self.rng.choice(self._sources).name, "it was restarted"))
-
-    def _tell(self, event: co.CoordinatorEvent) -> None:
-        before = self._coordinator.attempt
-        try:
-            orders = self._coordinator.handle(event)
-        except StaleAttemptError:
-            return
-        if not isinstance(event, co.EpochDue) or orders:
-            self.note("driver", event)
-        if self._coordinator.attempt > before:
-            self.abort(str(event))
-        self._obey(orders)
-
-    def _obey(self, orders: list[co.Order]) -> None:
-        for order in orders:
-            match order:
-                case co.WriteManifest():
-                    self._writing = order
-                    self.kernel.after(self.storage_s(), self._write_manifest, order)
-                case co.BeginAttempt(who, attempt, base, epoch) if who in self.world.executors:
-                    upstreams, destinations = self._upstreams[who], self._destinations(who)
-                    self.begin(who, ev.AttemptBegun(attempt, base, epoch, upstreams, destinations))
-                case co.CommitEpoch(who, attempt, epoch) if who in self.world.executors:
-                    self._send(who, ev.EpochCommitted(attempt, epoch))
-                case _:
-                    self._send(order.who, order)
-
-    def _send(self, peer: Peer, message: Any) -> None:
-        self.world.send(self.world.driver, peer, message)
-
-    def _write_manifest(self, order: co.WriteManifest) -> None:
-        if order is not self._writing:
-            return  # its driver is gone
-        self._writing = None
-        if self.rng.random() < self.scenario.rates.manifest_fails:
-            self._tell(co.ManifestFailed(order.epoch, "no space left"))
-            return
-        self._make_durable(order)
-        self._tell(co.ManifestWritten(order.epoch))
-        finished = all(order.notes[source.name] == len(source.rows) for source in self._sources)
-        self.done = finished and self._coordinator.phase is co.CoordinatorPhase.RUNNING
-
-    def _make_durable(self, order: co.WriteManifest) -> None:
-        for name in self.world.executors:
-            self.world.durable.commit(name, order.epoch, order.attempt)
-        self.world.durable.notes = order.notes
-        self.oracle.counts["epochs"] += 1
-
-    def _epoch_due(self) -> None:
-        if not self.done:
-            self._tell(co.EpochDue())
-            self.kernel.after(self.scenario.epoch_s, self._epoch_due)
+        for who, simulated in list(self._processes.items()):
+            self._kill(who, simulated.life)
+        self._book.clear()
+        self._hosts_up.clear()
+        durable = self.world.durable
+        committed = durable.committed(self._roles.executors[0])
+        assert self._life.epochs is not None  # a topology has epochs
+        attempt = self._life.epochs.attempt
+        self._base = EpochBase(True, committed, attempt, durable.notes)
+        self._submit()
+        self.decide(ru.StartAsked())
+        self._start_hosts(range(len(self._roles.host_names)))
 
     # Who feeds whom
 
     def _find_upstreams(self) -> dict[Peer, tuple[Peer, ...]]:
         found: dict[Peer, list[Peer]] = {}
-        for source in self._sources:
-            for name in source.root.executor_names:
-                found.setdefault(name, []).append(source.name)
+        for source, (root, _) in self._inputs.items():
+            for name in root.executor_names:
+                found.setdefault(name, []).append(source)
         for operator in self.scenario.operators:
             for follower in operator.downstream:
                 for name in follower.executor_names:
                     found.setdefault(name, []).extend(operator.executor_names)
         return {name: tuple(upstreams) for name, upstreams in found.items()}
 
-    def _destinations(self, name: Peer) -> tuple[Peer, ...]:
-        operator = self.world.executors[name].operator
-        assert isinstance(operator, ChainOperator)
-        followers = [peer for op in operator.downstream for peer in op.executor_names]
-        return tuple(followers) or (SINK,)
+    def _neighbours(self, name: Peer) -> tuple[tuple[Peer, ...], tuple[Peer, ...]]:
+        followers = [p for op in self._operators[name].downstream for p in op.executor_names]
+        return self._upstreams[name], tuple(followers) or (SINK,)
 
-
-class SourceHost:
-    """A replayable source: it sends its tuples in order, as fast as it may."""
-
-    def __init__(
-        self, run: TopologyRun, name: Peer, incarnation: int, root: ChainOperator, rows: list[Row]
-    ) -> None:
-        self.run = run
-        self.name = name
-        self.root = root
-        self.rows = rows
-        self._address = Address(f"{name}#{incarnation}")
-        self._sender = Sender(run.world, name, self._address, root)
-        self._position = 0
-        self._waiting = False
-        run.world.network.join(self._address, self.receive)
-        run.world.peers[name] = self._address
-
-    def receive(self, sender: Address, message: Any) -> None:
-        """Take an order of the coordinator or a credit of an executor in."""
-        match message:
-            case co.StartSource(_, attempt, _, offset):
-                self._start(attempt, offset or 0)
-            case co.EndEpoch(_, attempt, epoch) if attempt == self._sender.attempt:
-                self._sender.end_epoch(epoch)
-                prepared = co.ParticipantPrepared(self.name, attempt, epoch, self._position)
-                self.run.world.network.send(self._address, self.run.world.driver, prepared)
-            case CreditSent(executor, attempt, total) if attempt == self._sender.attempt:
-                self._sender.credit(executor, total)
-                if self._waiting and not self._sender.blocked:
-                    self._waiting = False
-                    self._produce(attempt)
-
-    def end(self) -> None:
-        """Let the process be gone."""
-        self._sender.attempt = Attempt(-1)
-        self.run.world.network.leave(self._address)
-
-    def _start(self, attempt: Attempt, offset: int) -> None:
-        first = self.run.scenario.config.min_credit_bytes
-        limit = 4 * self.run.scenario.source_rows * ROW_BYTES
-        self._sender.open(attempt, self.root.executor_names, first=first, limit=limit)
-        self._position = offset
-        self._waiting = False
-        self._produce(attempt)
-
-    def _produce(self, attempt: Attempt) -> None:
-        if attempt != self._sender.attempt or self._position >= len(self.rows):
-            return
-        if self._sender.blocked:
-            self._waiting = True
-            return
-        scenario, rng = self.run.scenario, self.run.rng
-        count = rng.randint(1, scenario.source_rows * 2)
-        batch = self.rows[self._position : self._position + count]
-        self._position += len(batch)
-        self._sender.put(self.root.by_executor(batch))
-        slow = 20 if rng.random() < 0.01 else 1
-        pause = scenario.source_interval_s * rng.uniform(0.2, 1.8) * slow
-        self.run.kernel.after(pause, self._produce, attempt)
-
-
-class SinkHost:
-    """A transactional sink: it publishes an epoch when that is committed, and only then."""
-
-    def __init__(self, run: TopologyRun, upstreams: list[Peer]) -> None:
-        self.run = run
-        self._address = Address(SINK)
-        self._upstreams = upstreams
-        self._attempt = Attempt(0)
-        self._epoch_of: dict[Peer, Epoch] = {}
-        self._taken: dict[Peer, int] = {}
-        self._pending: dict[Epoch, list[Row]] = {}
-        run.world.network.join(self._address, self.receive)
-        run.world.peers[SINK] = self._address
-
-    def receive(self, sender: Address, message: Any) -> None:
-        """Take outputs, markers and orders of the coordinator in."""
-        match message:
-            case co.BeginAttempt(_, attempt, base, epoch):
-                self._begin(attempt, base, epoch)
-            case co.CommitEpoch(_, attempt, epoch) if attempt == self._attempt:
-                self._publish(epoch)
-            case TuplesSent(peer, attempt, rows, size) if attempt == self._attempt:
-                self._pending.setdefault(self._epoch_of[peer], []).extend(rows)
-                self._taken[peer] += size
-                slow = 0.05 if self.run.rng.random() < 0.02 else 0.0
-                self.run.kernel.after(slow, self._grant, peer, attempt)
-            case MarkerSent(peer, attempt, epoch) if attempt == self._attempt:
-                self._mark(peer, epoch)
-
-    def _begin(self, attempt: Attempt, base: Epoch, epoch: Epoch) -> None:
-        self._publish(base)
-        self._pending.clear()
-        self._attempt = attempt
-        self._epoch_of = dict.fromkeys(self._upstreams, epoch)
-        self._taken = dict.fromkeys(self._upstreams, 0)
-        ready = co.ParticipantReady(SINK, attempt)
-        self.run.world.network.send(self._address, self.run.world.driver, ready)
-
-    def _grant(self, peer: Peer, attempt: Attempt) -> None:
-        if attempt == self._attempt:
-            total = self._taken[peer] + self.run.scenario.config.min_credit_bytes
-            self.run.world.send(self._address, peer, CreditSent(SINK, attempt, total))
-
-    def _mark(self, peer: Peer, epoch: Epoch) -> None:
-        if self._epoch_of[peer] != epoch:
-            self.run.oracle.violate(f"sink: {peer} ended epoch {epoch}, not {self._epoch_of[peer]}")
-        self._epoch_of[peer] = Epoch(epoch + 1)
-        if min(self._epoch_of.values()) > epoch:
-            prepared = co.ParticipantPrepared(SINK, self._attempt, epoch)
-            self.run.world.network.send(self._address, self.run.world.driver, prepared)
-
-    def _publish(self, epoch: Epoch) -> None:
-        for ready in sorted(e for e in self._pending if e <= epoch):
-            self.run.published.extend(self._pending.pop(ready))
+    def _find_groups(self) -> Iterator[tuple[tuple[Peer, ...], tuple[Peer, ...]]]:
+        for source, (root, _) in self._inputs.items():
+            yield (source,), tuple(root.executor_names)
+        for name in self._operators:
+            upstreams, destinations = self._neighbours(name)
+            yield (name,), (*upstreams, *destinations)
+        yield (SINK,), tuple(n for n in self._operators if SINK in self._neighbours(n)[1])

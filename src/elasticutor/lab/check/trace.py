@@ -1,4 +1,4 @@
-"""The story of one run, a line per event, to be read by a person."""
+"""Writes the story of one run, a line per event."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from elasticutor.core.executor.batch import Part
 
 
 class Trace:
-    """Collects lines."""
+    """Collects the lines of a run."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     def handled(self, now: float, who: str, event: Any, instructions: list[Any]) -> None:
-        """An executor handled an event."""
+        """Add an event that an executor handled, with its instructions."""
         self._add(now, who, describe(event))
         self.lines += [
             f"{'':11} {'':8}   → {describe(instruction)}" for instruction in instructions
         ]
 
     def refused(self, now: float, who: str, message: Any, error: Exception) -> None:
-        """An executor refused a message."""
+        """Add a message that an executor refused."""
         self._add(now, who, f"{describe(message)}\n{'':23} ✗ {type(error).__name__}: {error}")
 
     def note(self, now: float, who: str, what: Any) -> None:
-        """Something else happened."""
+        """Add anything else."""
         self._add(now, who, what if isinstance(what, str) else describe(what))
 
     def _add(self, now: float, who: str, text: str) -> None:
@@ -35,7 +35,7 @@ class Trace:
 
 
 def describe(message: Any) -> str:
-    """A message in one line, with what it carries counted instead of printed.
+    """Returns a message in one line, with what it carries counted instead of printed.
 
     Example:
         >>> from elasticutor.core.protocol.events import TaskLost

@@ -2,49 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
 
 from elasticutor.cli.output import note, out, print_json, progress_bar
+from elasticutor.lab.chaos.setting import ChaosSetting
+from elasticutor.lab.cli.declared import command_of
 
 if TYPE_CHECKING:  # what runs live is imported when it is needed: it takes a moment
     from elasticutor.lab.chaos.result import ChaosResult
-    from elasticutor.lab.chaos.setting import ChaosSetting
 
 _INTERRUPTED = 130
 _MOST_SHOWN = 10
 
 
-def chaos(
-    kills: Annotated[
-        int, typer.Option("--kills", "-n", min=0, help="Processes to kill, drivers not counted.")
-    ] = 200,
-    driver_kills: Annotated[int, typer.Option(min=0, help="Drivers to kill, in the same run.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same victims.")] = 1,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes on this machine.")] = 2,
-    cores: Annotated[int, typer.Option(min=1, help="Cores of each.")] = 3,
-    rate: Annotated[float, typer.Option(min=1, help="Tuples per second.")] = 1_500,
-    epoch_interval: Annotated[
-        float, typer.Option(min=0.01, help="Seconds from one epoch to the next.")
-    ] = 0.3,
-    master: Annotated[
-        str,
-        typer.Option(
-            help=r"local\[4] or local-cluster\[…]: have a Spark on this machine host the nodes.",
-            show_default="plain processes",
-        ),
-    ] = "",
-    timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds that a recovery may take before it is a hang.")
-    ] = 60,
-    keep: Annotated[
-        bool,
-        typer.Option("--keep", help="If something is violated, keep checkpoint, outputs and logs."),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
-) -> None:
+def _chaos(setting: ChaosSetting, as_json: bool) -> None:
     """Kill processes of a live run at random and at named points; every tuple must count once.
 
     A run on this machine reads an endless stream, chains hashes over it and writes Parquet, with
@@ -53,20 +27,6 @@ def chaos(
     the end its checkpoint and its outputs are compared with a sequential fold of the same tuples.
     Exits with 1 if they differ, if a run fails, hangs, or leaves anything behind.
     """
-    from elasticutor.lab.chaos.setting import ChaosSetting
-
-    setting = ChaosSetting(
-        kills=kills,
-        driver_kills=driver_kills,
-        seed=seed,
-        nodes=nodes,
-        cores=cores,
-        rate=rate,
-        epoch_interval_s=epoch_interval,
-        timeout_s=timeout,
-        master=master,
-        keep=keep,
-    )
     result, interrupted = _run(setting, as_json)
     if as_json:
         print_json(result.as_dict())
@@ -84,8 +44,11 @@ def chaos(
         raise typer.Exit(1)
 
 
+chaos = command_of(ChaosSetting, _chaos)
+
+
 def _run(setting: ChaosSetting, as_json: bool) -> tuple[ChaosResult, bool]:
-    """Run it, and say whether somebody ended it before its time."""
+    """Run it, and say whether it was interrupted."""
     from elasticutor.lab.chaos.result import ChaosResult
     from elasticutor.lab.chaos.runner import run_chaos
 

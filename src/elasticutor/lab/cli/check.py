@@ -12,7 +12,7 @@ from elasticutor.lab.check.mutants import ALL
 from elasticutor.lab.check.runner import CheckResult, SeedResult, run_seed, run_seeds
 from elasticutor.lab.check.trace import Trace
 
-_MOST_SHOWN = 5  # failing seeds whose story is told at once
+_MOST_SHOWN = 5  # failing seeds that are explained at once
 _MUTANT_SEEDS = 300
 
 

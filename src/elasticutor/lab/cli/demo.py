@@ -35,7 +35,7 @@ from elasticutor.lab.demo.demo import (
 )
 
 if TYPE_CHECKING:
-    from elasticutor.core.paradigm import Paradigm
+    from elasticutor.core.paradigm import ParadigmName
 
 _BAR = 40
 _SPARK = " ▁▂▃▄▅▆▇█"
@@ -59,7 +59,7 @@ def demo(
     require_drawing(plot)
     note("starting Spark …")
     stories = []
-    paradigms: tuple[Paradigm, ...] = ("elastic", "static")
+    paradigms: tuple[ParadigmName, ...] = ("elastic", "static")
     with spark_cluster(CORES, NODES, schedule_s=1.0) as cluster:
         for paradigm in paradigms:
             with _view(paradigm, hidden=plain or as_json) as watch:
@@ -144,7 +144,7 @@ def _compare(elastic: DemoStory, static: DemoStory) -> None:
     ):
         table.add_row(name, figure(elastic), figure(static))
     out.print(table)
-    out.print("Each shard waits for its own move only; nobody upstream was paused or told.")
+    out.print("Each shard waits for its own move only; nothing upstream was paused or notified.")
 
 
 def _absorbed(story: DemoStory) -> str:

@@ -18,9 +18,10 @@ from elasticutor.errors import BadValueError
 
 if TYPE_CHECKING:  # what is simulated is imported when it is needed: it takes a moment
     from elasticutor.lab.sim.cluster import SimulatedCluster
-    from elasticutor.lab.sim.experiment import Experiment, Surge
+    from elasticutor.lab.sim.experiment import Experiment
     from elasticutor.lab.sim.model.costs import Costs
     from elasticutor.lab.sim.report import Report
+    from elasticutor.lab.sim.surge import Surge
 
 _INTERRUPTED = 130
 
@@ -168,7 +169,7 @@ def sim(
 
 
 def _run(cluster: SimulatedCluster, as_json: bool) -> bool:
-    """Run it, and say whether somebody ended it before its time."""
+    """Run it, and return whether it was interrupted."""
     experiment, length = cluster.experiment, cluster.experiment.end_s
     machines = experiment.machines
     try:
@@ -180,7 +181,7 @@ def _run(cluster: SimulatedCluster, as_json: bool) -> bool:
             )
             cluster.run(lambda simulated: progress.update(bar, completed=int(simulated)))
     except KeyboardInterrupt:
-        done = max(0.0, cluster.loop.now)
+        done = max(0.0, cluster.clock.now)
         note(f"interrupted after {done:.1f} of {length:g} simulated seconds; so far:")
         return True
     return False
@@ -210,7 +211,7 @@ def _rate(given: str) -> float:
 
 
 def _surge(given: str | None) -> Surge | None:
-    from elasticutor.lab.sim.experiment import Surge
+    from elasticutor.lab.sim.surge import Surge
 
     if given is None:
         return None
@@ -255,11 +256,11 @@ def _rows(found: Report) -> Iterator[tuple[str, str]]:
     yield "recovery from a shuffle, median", _with(found.recovery_s, ".2f", "s")
     yield "state migrated", f"{found.state_migrated_mb_s:.2f} MB/s"
     yield "to and from remote tasks", f"{found.remote_mb_s:.2f} MB/s"
-    if found.surged is not None:
-        rounds = found.surged.rounds
+    if found.surge is not None:
+        rounds = found.surge.rounds
         yield "rounds until the surge had its cores", "–" if rounds is None else f"{rounds}"
-        yield "seconds until then", _with(found.surged.cores_s, ".2f", "s")
-        yield "seconds until its backlog was gone", _with(found.surged.seconds, ".2f", "s")
+        yield "seconds until then", _with(found.surge.cores_s, ".2f", "s")
+        yield "seconds until its backlog was gone", _with(found.surge.seconds, ".2f", "s")
     yield "wall time per simulated second", f"{found.wall_s_per_simulated_s:.2f} s"
     yield "events", f"{found.events:,}"
 

@@ -17,18 +17,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from elasticutor.lab.bench.figures import Figures, figure
+from elasticutor.lab.bench.live import chunks_of
 from elasticutor.lab.bench.load.delayed_source import DelayedSource
-from elasticutor.lab.bench.width import chunks_of
 from elasticutor.lab.bench.work import Emulate
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator, HotKey
 from elasticutor.topology import Topology
 
 if TYPE_CHECKING:
-    from elasticutor.core.paradigm import Paradigm
+    from elasticutor.core.paradigm import ParadigmName
     from elasticutor.driver.cluster import BaseCluster
     from elasticutor.driver.run import Run
 
@@ -61,33 +62,31 @@ SLOW_S = 30.0
 """For so much longer it waits for the first tuple that comes out."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Figures):
     """What one interval looked like."""
 
-    time_s: float
-    rows_s: float
-    p50_ms: float
+    time_s: float = figure(digits=3)
+    rows_s: float = figure(digits=1)
+    p50_ms: float = figure(digits=3)
     """Of what came out in this interval alone."""
-    p99_ms: float
-    cores: dict[str, int]
+    p99_ms: float = figure(digits=3)
+    cores: dict[str, int] = figure()
     """The cores of each operator."""
-    loads: dict[str, tuple[float, ...]]
+    loads: dict[str, tuple[float, ...]] = figure(digits=3)
     """The load of each of them: its work and backlog; above 1 it falls behind."""
-    moves: int
+    moves: int = figure()
 
 
-@dataclass(slots=True)
-class DemoStory:
+class DemoStory(Figures):
     """A whole run."""
 
-    paradigm: Paradigm
-    moments: list[Frame] = field(default_factory=list)
+    paradigm: ParadigmName = figure()
+    moments: list[Frame] = figure(key="timeline", default_factory=list)
     moves: list[dict[str, Any]] = field(default_factory=list)
-    plans: int = 0
+    plans: int = figure(key="core_changes", default=0)
     """How often the scheduler has changed an executor's cores."""
-    p50_ms: float = float("nan")
-    p99_ms: float = float("nan")
+    p50_ms: float = figure(digits=3, default=math.nan)
+    p99_ms: float = figure(digits=3, default=math.nan)
     rows_out: int = 0
 
     @property
@@ -114,32 +113,10 @@ class DemoStory:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "paradigm": self.paradigm,
-            "absorbed_s": [
-                None if math.isinf(seconds) else round(seconds, 2) for seconds in self.absorbed_s
-            ],
-            "rows_s": round(self.rows_s, 1),
-            "p50_ms": round(self.p50_ms, 3),
-            "p99_ms": round(self.p99_ms, 3),
-            "moves": len(self.moves),
-            "core_changes": self.plans,
-            "timeline": [
-                {
-                    "time_s": round(moment.time_s, 3),
-                    "rows_s": round(moment.rows_s, 1),
-                    "p50_ms": round(moment.p50_ms, 3),
-                    "p99_ms": round(moment.p99_ms, 3),
-                    "cores": moment.cores,
-                    "loads": {
-                        name: [round(load, 3) for load in loads]
-                        for name, loads in moment.loads.items()
-                    },
-                    "moves": moment.moves,
-                }
-                for moment in self.moments
-            ],
-        }
+        absorbed = [None if math.isinf(s) else round(s, 2) for s in self.absorbed_s]
+        rows_s = round(self.rows_s, 1)
+        found: dict[str, Any] = super().as_dict()
+        return found | {"absorbed_s": absorbed, "rows_s": rows_s, "moves": len(self.moves)}
 
 
 def _absorbed(moments: Sequence[Frame], begin_s: float, end_s: float) -> float:
@@ -150,7 +127,8 @@ def _absorbed(moments: Sequence[Frame], begin_s: float, end_s: float) -> float:
     Example:
         >>> slow = {3.25: 300.0, 3.5: 900.0, 3.75: 80.0, 5.0: 60.0}
         >>> times = [k / 4 for k in range(12, 44)]
-        >>> moments = [Frame(t, 1.0, 5.0, slow.get(t, 20.0), {}, {}, 0) for t in times]
+        >>> calm = {"rows_s": 1.0, "p50_ms": 5.0, "cores": {}, "loads": {}, "moves": 0}
+        >>> moments = [Frame(time_s=t, p99_ms=slow.get(t, 20.0), **calm) for t in times]
         >>> _absorbed(moments, 3.0, 11.0)
         0.75
         >>> _absorbed(moments[:3], 3.0, 11.0)
@@ -206,7 +184,7 @@ def topology(seed: int) -> Topology:
 def tell(
     cluster: BaseCluster,
     *,
-    paradigm: Paradigm,
+    paradigm: ParadigmName,
     seed: int = 1,
     seconds: float = LENGTH_S,
     watch: Callable[[DemoStory], None] = lambda story: None,
@@ -228,7 +206,7 @@ def tell(
         measure_s=LOOK_S / 2,
         config=chunks_of(ROW_S),
     )
-    story = DemoStory(paradigm)
+    story = DemoStory(paradigm=paradigm)
     try:
         time.sleep(WARM_UP_S)
         run.reset_metrics()
@@ -262,14 +240,15 @@ def _look(
     intervals = [interval for interval in run.timeline() if interval.time > since]
     rows = sum(interval.rows for interval in intervals)
     filled = [interval for interval in intervals if interval.rows]
+    p50_ms = sum(interval.p50_ms * interval.rows for interval in filled)
     moment = Frame(
-        now_s,
-        metrics.rows_out_s,
-        sum(interval.p50_ms * interval.rows for interval in filled) / rows if rows else math.nan,
-        max((interval.p99_ms for interval in filled), default=math.nan),
-        {name: len(found) for name, found in loads.items()},
-        loads,
-        len(moves) - len(story.moves),
+        time_s=now_s,
+        rows_s=metrics.rows_out_s,
+        p50_ms=p50_ms / rows if rows else math.nan,
+        p99_ms=max((interval.p99_ms for interval in filled), default=math.nan),
+        cores={name: len(found) for name, found in loads.items()},
+        loads=loads,
+        moves=len(moves) - len(story.moves),
     )
     story.moves = moves
     story.plans = len(run.events("cores planned")[planned:])

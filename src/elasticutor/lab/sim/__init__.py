@@ -1,1 +1,1 @@
-"""The same core under virtual time: processes, channels and losses, without a real one of them."""
+"""The core under virtual time, without real processes: the paper's cluster, and the clock."""

@@ -1,8 +1,8 @@
-"""A simulated cluster put together and run: nodes, executors, sources, and whoever decides.
+"""Builds and runs a simulated cluster: nodes, executors, sources, and a scheduler or a lead.
 
-Every decision is one of `core`, by the very objects that decide live. What is simulated is time:
-that of the tuples on the cores, of messages on the links, and of the processes that take them.
-No epochs end here: there is no checkpoint in the paper's experiments.
+The objects of `core` decide, as they do live. What is simulated is time: of tuples on cores, of
+messages on links, and of the processes that take them. No epochs end here: there is no checkpoint
+in the paper's experiments.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from elasticutor.core.protocol import repartition as rc
 from elasticutor.core.protocol.ids import Epoch, Peer
 from elasticutor.core.scheduler.placement import Placement, place
 from elasticutor.core.scheduler.scheduler import Scheduler, SchedulerConfig
-from elasticutor.lab.sim.experiment import Experiment, Surge
-from elasticutor.lab.sim.loop import Loop
+from elasticutor.lab.sim.clock import Clock
+from elasticutor.lab.sim.experiment import Experiment
 from elasticutor.lab.sim.model.elastic import ElasticHost
 from elasticutor.lab.sim.model.processes import SimulatedWorld
 from elasticutor.lab.sim.model.resource_centric import (
@@ -36,7 +36,7 @@ from elasticutor.lab.sim.model.resource_centric import (
 from elasticutor.lab.sim.model.upstreams import ATTEMPT, FixedRoutes, Flow, Upstream
 from elasticutor.lab.sim.recorder import BIN_S, Recorder
 from elasticutor.lab.sim.scheduling import SimulatedScheduling
-from elasticutor.lab.sim.surging import STEP_S, Surging
+from elasticutor.lab.sim.surge import STEP_S, Surge, SurgeWatch
 from elasticutor.lab.sim.workload import (
     Arrivals,
     IntArray,
@@ -46,7 +46,7 @@ from elasticutor.lab.sim.workload import (
 )
 
 _SETTING_UP_S = 1.0
-"""Before time 0, besides the start of the tasks: nothing is waited for then."""
+"""Before time 0, besides the start of the tasks."""
 
 
 class SimulatedCluster:
@@ -54,7 +54,7 @@ class SimulatedCluster:
 
     Args:
         experiment: What to do.
-        sealed: Keep a checksum over all events.
+        clock: Makes its clock, given when that begins.
 
     Example:
         >>> from elasticutor.lab.sim.model.machines import Machines
@@ -68,16 +68,16 @@ class SimulatedCluster:
         True
     """
 
-    def __init__(self, experiment: Experiment, *, sealed: bool = False) -> None:
+    def __init__(self, experiment: Experiment, *, clock: Callable[[float], Clock] = Clock) -> None:
         self.experiment = experiment
         machines = experiment.machines
-        self.loop = Loop(-_SETTING_UP_S - machines.startup_s, sealed=sealed)
+        self.clock = clock(-_SETTING_UP_S - machines.startup_s)
         self.recorder = Recorder(experiment.warmup_s, self._cores)
         spawned = np.random.SeedSequence(experiment.seed).spawn(experiment.upstreams + 2)
         seeds = [np.random.default_rng(seed) for seed in spawned]
         self.world = SimulatedWorld(
             machines,
-            self.loop,
+            self.clock,
             self.recorder,
             work_s=_work(experiment, seeds[0]),
             tuple_bytes=experiment.tuple_bytes,
@@ -91,9 +91,9 @@ class SimulatedCluster:
         self.placements = self._place()
         self.hosts = self._make_hosts()
         self.upstreams = self._make_upstreams(seeds[2:])
-        self.allotment = self._make_allotment()
+        self.scheduling = self._make_scheduling()
         self.lead = self._make_lead()
-        self.surging = self._make_surging()
+        self.surge = self._make_surge()
 
     # Putting together
 
@@ -161,7 +161,7 @@ class SimulatedCluster:
         return flows
 
     def _surge_flows(self, surge: Surge, rng: np.random.Generator) -> Iterator[Flow]:
-        """What the first executor's keys get on top of their share, before and after."""
+        """Yield what the first executor's keys get on top of their share, before and after."""
         experiment = self.experiment
         mine = np.flatnonzero(self._owners == 0)
         share = float(self.space.shares()[mine].sum())
@@ -174,7 +174,7 @@ class SimulatedCluster:
                 even = experiment.arrivals == "even"
                 yield Flow(keys, Arrivals(rate, rng, start=start, end=end, even=even))
 
-    def _make_allotment(self) -> SimulatedScheduling | None:
+    def _make_scheduling(self) -> SimulatedScheduling | None:
         experiment = self.experiment
         if experiment.one_core_each:
             return None
@@ -192,7 +192,7 @@ class SimulatedCluster:
         over_s = self.experiment.schedule_s
         return SimulatedLead(self.world, self.experiment.shard_count, hosts, upstreams, over_s)
 
-    def _make_surging(self) -> Surging | None:
+    def _make_surge(self) -> SurgeWatch | None:
         experiment, surge, first = self.experiment, self.experiment.surge, self.hosts[0]
         if surge is None:
             return None
@@ -206,14 +206,14 @@ class SimulatedCluster:
         def cores() -> int:
             return sum(task.running for task in first.core.tasks.values())
 
-        return Surging(
+        return SurgeWatch(
             surge,
             experiment.warmup_s,
             surge.after / experiment.cost_s,
             experiment.latency_target_s,
             cores=cores,
             backlog=backlog,
-            rounds=lambda: self.allotment.rounds if self.allotment else 0,
+            rounds=lambda: self.scheduling.rounds if self.scheduling else 0,
         )
 
     # Running
@@ -222,7 +222,7 @@ class SimulatedCluster:
         """Run it to its end; an interrupted run can be reported on too.
 
         Args:
-            progress: Told the simulated seconds since the start, now and then.
+            progress: Called with the simulated seconds since the start, after every bin.
         """
         began = time.perf_counter()
         try:
@@ -236,71 +236,63 @@ class SimulatedCluster:
         """Have every task up and every executor ready at time 0, when the sources start."""
         for host in self.hosts:
             host.set_cores(dict(self.placements[host.name].cores))
-        self.loop.run(-_SETTING_UP_S / 2)
+        self.clock.run(-_SETTING_UP_S / 2)
         peers = tuple(upstream.name for upstream in self.upstreams)
         begun = ev.AttemptBegun(ATTEMPT, Epoch(0), Epoch(1), peers)
         for host in self.hosts:
             host.tell(begun)
-        self.loop.run(0.0)
+        self.clock.run(0.0)
         assert all(host.ready for host in self.hosts)  # half a second is plenty
         for number, upstream in enumerate(self.upstreams):  # not all at the same moment
             upstream.start(USUAL_GAP_S * number / len(self.upstreams))
         self._start_clocks()
         for at in self.shuffles:
-            self.loop.at(at, self._shuffle)
+            self.clock.at(at, self.space.shuffle)
 
     def _start_clocks(self) -> None:
         if not math.isinf(self.experiment.rate):
-            self.loop.at(PACE_S, self._pace)
-        if self.surging is not None:
-            self.loop.at(self.surging.at, self._surge)
+            self.clock.at(PACE_S, self._pace)
+        if self.surge is not None:
+            self.clock.at(self.surge.at, self._watch_surge, self.surge)
         if self.lead is not None:
-            self.loop.at(self.experiment.schedule_s, self._repartition, self.lead)
-        if self.allotment is not None:
-            self.allotment.start()
+            self.clock.at(self.experiment.schedule_s, self._repartition, self.lead)
+        if self.scheduling is not None:
+            self.scheduling.start()
             every = self.experiment.balance_s
             for number, host in enumerate(self.hosts):  # not all at the same moment
-                self.loop.at(every * (number + 1) / len(self.hosts), self._balance, host)
+                self.clock.at(every * (number + 1) / len(self.hosts), self._balance, host)
 
-    def _pace(self, _: None) -> None:
-        self.loop.at(self.loop.now + PACE_S, self._pace)
+    def _pace(self) -> None:
+        self.clock.after(PACE_S, self._pace)
         for cpus in self.world.cpus:
             cpus.pace(PACE_S)
 
     def _balance(self, host: ElasticHost) -> None:
-        self.loop.at(self.loop.now + self.experiment.balance_s, self._balance, host)
+        self.clock.after(self.experiment.balance_s, self._balance, host)
         host.tell(ev.BalanceDue())
 
     def _repartition(self, lead: SimulatedLead) -> None:
-        self.loop.at(self.loop.now + self.experiment.schedule_s, self._repartition, lead)
+        self.clock.after(self.experiment.schedule_s, self._repartition, lead)
         lead.balance()
         if not lead.busy:
             for host in self.hosts:
-                assert isinstance(host, RcHost)  # whoever leads leads only these
+                assert isinstance(host, RcHost)  # a lead has no others
                 host.tell_loads()
 
-    def _surge(self, _: None) -> None:
-        assert self.surging is not None  # it has asked for this
-        self.surging.begin()
-        self._watch_surge(self.surging)
-
-    def _watch_surge(self, surging: Surging) -> None:
-        if surging.look(self.loop.now):
-            self.loop.at(self.loop.now + STEP_S, self._watch_surge, surging)
-
-    def _shuffle(self, _: None) -> None:
-        self.space.shuffle()
+    def _watch_surge(self, surge: SurgeWatch) -> None:
+        if surge.look(self.clock.now):
+            self.clock.after(STEP_S, self._watch_surge, surge)
 
     def _run_bins(self, progress: Callable[[float], None]) -> None:
         experiment = self.experiment
         warm = round(experiment.warmup_s / BIN_S)
         for number in range(1, warm + round(experiment.seconds / BIN_S) + 1):
-            self.loop.run(number * BIN_S)
-            self.recorder.close_bin(self.loop.now)
+            self.clock.run(number * BIN_S)
+            self.recorder.close_bin(self.clock.now)
             if number == warm:
                 self.recorder.start_measuring()
                 self._path_before_s = self._path_s()
-            progress(self.loop.now)
+            progress(self.clock.now)
 
     # Looking
 
@@ -322,7 +314,7 @@ class SimulatedCluster:
 
 
 def _work(experiment: Experiment, rng: np.random.Generator) -> Callable[[int], float]:
-    """How long so many tuples take."""
+    """Returns a function: how long this number of tuples takes."""
     cost_s = experiment.cost_s
     if not experiment.exponential:
         return lambda rows: rows * cost_s
@@ -332,7 +324,7 @@ def _work(experiment: Experiment, rng: np.random.Generator) -> Callable[[int], f
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    """Nothing here refers to itself, so looking for such things is time lost."""
+    """Switch the collector off: a simulation makes no garbage in cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:

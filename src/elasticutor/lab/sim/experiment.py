@@ -1,4 +1,4 @@
-"""What a simulated cluster is to do: every setting of `elasticutor sim`, as a value."""
+"""An experiment on a simulated cluster: every setting of `elasticutor sim`, as a value."""
 
 from __future__ import annotations
 
@@ -7,51 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from elasticutor.core.executor.config import LIVE, ExecutorConfig
-from elasticutor.core.paradigm import PARADIGMS, Paradigm
+from elasticutor.core.paradigm import PARADIGMS, ParadigmName
 from elasticutor.errors import BadValueError
 from elasticutor.lab.sim.model.machines import Machines
+from elasticutor.lab.sim.surge import Surge
 
 Spacing = Literal["poisson", "even"]
 """How tuples fall due: at random, or one after the other at equal times, as a `Generator`'s do."""
 
 FEWEST_ROWS, MOST_ROWS = 4, 64
 """Tuples that a message of a source should carry that sends whenever it may."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surge:
-    """The load of one executor goes up at once.
-
-    Example:
-        >>> Surge.parse("1:8@10")
-        Surge(before=1.0, after=8.0, at_s=10.0)
-    """
-
-    before: float
-    """What the first executor has to do at first, in cores."""
-    after: float
-    """The same from then on."""
-    at_s: float
-    """Seconds after the start of measuring."""
-
-    @classmethod
-    def parse(cls, text: str) -> Surge:
-        """Read `before:after@seconds`.
-
-        Raises:
-            BadValueError: It is something else, or numbers that cannot be.
-        """
-        try:
-            levels, at = text.split("@")
-            before, after = levels.split(":")
-            surge = cls(float(before), float(after), float(at))
-        except ValueError:
-            must = "be two loads in cores and a time in seconds, as in 1:8@10"
-            raise BadValueError("surge", must, text) from None
-        for number in (surge.before, surge.after, surge.at_s):
-            if not 0 < number < math.inf:
-                raise BadValueError("surge", "have finite numbers above 0", text)
-        return surge
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +31,7 @@ class Experiment:
         256
     """
 
-    paradigm: Paradigm = "elastic"
+    paradigm: ParadigmName = "elastic"
     machines: Machines = field(default_factory=Machines)
     executors: int = 32
     """Of elastic and naive; the others have one for each core."""
@@ -171,7 +136,7 @@ class Experiment:
 
     @property
     def config(self) -> ExecutorConfig:
-        """What every executor is given: as live, with credits for this many upstreams.
+        """Every executor's configuration: as live, with credits for this many upstreams.
 
         Live defaults let every upstream have 64 KB and 20 ms of work inside. With tuples that take
         a millisecond, and dozens of upstreams, that is many seconds of work for one hot key. So

@@ -17,7 +17,7 @@ _WINDOW = 10
 
 
 def draw(path: Path, reports: Sequence[Report]) -> None:
-    """Throughput, latency, cores and moves of one or more runs over time, one below the other."""
+    """Draw throughput, latency, cores and moves of runs over time, one below the other."""
     mpl.rcParams["svg.hashsalt"] = "elasticutor"
     figure, axes = plt.subplots(4, 1, figsize=(9, 8), layout="constrained", sharex=True)
     throughput, latency, cores, moves = axes

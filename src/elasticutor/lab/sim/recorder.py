@@ -1,4 +1,4 @@
-"""What is noted while a simulated cluster runs: tuples, latencies, moves and bytes, bin by bin."""
+"""Records a simulated cluster's run: tuples, latencies, moves and bytes, bin by bin."""
 
 from __future__ import annotations
 
@@ -47,17 +47,13 @@ class Moved:
 
 @dataclass(slots=True)
 class Recorder:
-    """Takes notes; whoever runs the cluster closes a bin every tenth of a second."""
+    """Records a run; the cluster closes a bin every tenth of a second."""
 
     warmup_s: float
     cores: Callable[[], int] = lambda: 0
     """How many cores executors have now."""
-    times: list[float] = field(default_factory=list)
-    """Of this bin: when the result of some tuples arrived, …"""
-    births: list[FloatArray | float] = field(default_factory=list)
-    """… when each of them was due, or all of them, and …"""
-    counts: list[int] = field(default_factory=list)
-    """… how many they are."""
+    results: list[tuple[float, FloatArray | float, int]] = field(default_factory=list)
+    """Of this bin: when results arrived, when their tuples were due, each or all, and how many."""
     moments: list[Bin] = field(default_factory=list)
     moved: list[Moved] = field(default_factory=list)
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
@@ -76,7 +72,7 @@ class Recorder:
         measured = now > self.warmup_s + BIN_S / 2
         mean = median = np.nan
         count = 0
-        if self.times:
+        if self.results:
             ages = self._take_ages()
             count = len(ages)
             mean, median = float(ages.mean()), float(np.median(ages))
@@ -101,21 +97,15 @@ class Recorder:
 
     def _take_ages(self) -> FloatArray:
         """How old each tuple of the bin was when its result arrived."""
-        counts = np.array(self.counts)
-        times = np.repeat(np.array(self.times), counts)
-        if isinstance(self.births[0], float):
-            births = np.repeat(np.array(self.births), counts)
-        else:
-            births = np.concatenate(self.births)
-        # Emptied, not replaced: whoever notes results holds on to these lists.
-        self.times.clear()
-        self.births.clear()
-        self.counts.clear()
-        ages: FloatArray = times - births
+        times, births, counts = zip(*self.results, strict=True)
+        self.results = []
+        same = isinstance(births[0], float)
+        due = np.repeat(births, counts) if same else np.concatenate(births)
+        ages: FloatArray = np.repeat(times, counts) - due
         return ages
 
     def start_measuring(self) -> None:
-        """The warm-up is over."""
+        """Count from now on: the warm-up is over."""
         self.remote_bytes = 0
         self.core_moves = 0
 

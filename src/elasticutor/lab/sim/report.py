@@ -1,25 +1,25 @@
-"""What came out of a run on a simulated cluster."""
+"""Reports a run on a simulated cluster: its figures, and how it recovered from shuffles."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from statistics import fmean, median
 from typing import Any
 
 from elasticutor.lab.sim.cluster import SimulatedCluster
 from elasticutor.lab.sim.recorder import BIN_S, Bin
-from elasticutor.lab.sim.surging import Surged
+from elasticutor.lab.sim.surge import SurgeOutcome
 
 RECOVERED = 0.95
 """The share of the steady throughput at which a shuffle has been recovered from …"""
 
 HOLD_S = 2.0
-"""… on average over so many seconds, or half of the time until the next shuffle if that is less."""
+"""… on average over this time, or half of the time until the next shuffle if that is less."""
 
 STEADY_S = 2.0
-"""So many seconds before a shuffle say what is steady."""
+"""The time before a shuffle that says what is steady."""
 
 BEHIND_S = 0.1
 BLOCKED_SHARE = 0.05
@@ -40,8 +40,12 @@ class Report:
     """Tuples per second."""
     ideal: float
     """The same if all cores were busy all the time."""
+    ratio: float
+    """Throughput, of the ideal."""
     bound: float
     """The same if the hottest key's core were busy all the time, and all else followed it."""
+    bound_ratio: float
+    """The hottest key's bound, of the ideal."""
     saturated: bool
     """Whether sources had more than they could send."""
     latency_mean_ms: float
@@ -63,72 +67,54 @@ class Report:
     state_migrated_mb_s: float
     remote_mb_s: float
     """Tuples and results to and from tasks on other nodes."""
+    surge: SurgeOutcome | None
     timeline: tuple[Bin, ...]
-    surged: Surged | None
     wall_s: float
     wall_s_per_simulated_s: float
     events: int
     seed: int
 
-    @property
-    def ratio(self) -> float:
-        """Throughput, of the ideal."""
-        return self.throughput / self.ideal
-
-    @property
-    def bound_ratio(self) -> float:
-        """The hottest key's bound, of the ideal."""
-        return self.bound / self.ideal
-
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`; null stands for what there is not."""
-        figures = {
-            "paradigm": self.paradigm,
-            "seconds": round(self.seconds, 3),
-            "throughput": round(self.throughput, 3),
-            "ideal": round(self.ideal, 3),
-            "ratio": round(self.ratio, 4),
-            "bound": round(self.bound, 3),
-            "bound_ratio": round(self.bound_ratio, 4),
-            "saturated": self.saturated,
-            "latency_mean_ms": round(self.latency_mean_ms, 3),
-            "latency_p50_ms": round(self.latency_p50_ms, 3),
-            "latency_p90_ms": round(self.latency_p90_ms, 3),
-            "latency_p99_ms": round(self.latency_p99_ms, 3),
-            "cpu_beyond_ms_per_tuple": round(self.cpu_beyond_ms, 4),
-            "reassignments": self.reassignments,
-            "core_moves": self.core_moves,
-            "sync_ms_p50": round(self.sync_ms_p50, 3),
-            "migration_ms_p50": round(self.migration_ms_p50, 3),
-            "recovery_s": round(self.recovery_s, 3),
-            "recoveries_s": [_known(seconds) for seconds in self.recoveries_s],
-            "state_migrated_mb_s": round(self.state_migrated_mb_s, 3),
-            "remote_mb_s": round(self.remote_mb_s, 3),
-            **(self.surged.as_dict() if self.surged else {}),
-            "timeline": [_moment(moment) for moment in self.timeline],
-            "wall_s": round(self.wall_s, 3),
-            "wall_s_per_simulated_s": round(self.wall_s_per_simulated_s, 4),
-            "events": self.events,
-            "seed": self.seed,
-        }
-        return {name: _known(figure) for name, figure in figures.items()}
+        figures: dict[str, Any] = {}
+        for name in (field.name for field in fields(self)):
+            figure = getattr(self, name)
+            if name != "surge":
+                figures[_RENAMED.get(name, name)] = _plain(figure, _DIGITS.get(name, 3))
+            elif figure is not None:
+                figures |= _plain(figure.as_dict(), 3)
+        return figures
+
+
+_RENAMED = {"cpu_beyond_ms": "cpu_beyond_ms_per_tuple"}
+_DIGITS = {
+    "ratio": 4,
+    "bound_ratio": 4,
+    "cpu_beyond_ms": 4,
+    "wall_s_per_simulated_s": 4,
+    "recoveries_s": None,
+}
+"""3 of all others; None: as they are."""
 
 
 def report(cluster: SimulatedCluster) -> Report:
-    """The figures of a run so far; after its end, of all of it."""
+    """Returns the figures of a run so far; after its end, of all of it."""
     experiment, recorder = cluster.experiment, cluster.recorder
     seconds = cluster.measured_s
     moved = recorder.measured_moves
     far = [one for one in moved if one.remote]
     recoveries = _recoveries(cluster)
     blocked = sum(upstream.blocked_s for upstream in cluster.upstreams)
-    simulated = max(cluster.loop.now, BIN_S)
+    simulated = max(cluster.clock.now, BIN_S)
+    throughput, bound = _per(recorder.done, seconds), _bound(cluster)
     return Report(
         paradigm=experiment.paradigm,
         seconds=seconds,
-        throughput=_per(recorder.done, seconds),
+        throughput=throughput,
         ideal=experiment.ideal,
-        bound=_bound(cluster),
+        ratio=throughput / experiment.ideal,
+        bound=bound,
+        bound_ratio=bound / experiment.ideal,
         saturated=blocked > BLOCKED_SHARE * simulated * len(cluster.upstreams)
         or max(upstream.behind_s() for upstream in cluster.upstreams) > BEHIND_S,
         latency_mean_ms=recorder.latency.mean_s * 1e3,
@@ -144,11 +130,11 @@ def report(cluster: SimulatedCluster) -> Report:
         recoveries_s=tuple(recoveries),
         state_migrated_mb_s=_per(sum(one.size for one in moved) / _MB, seconds),
         remote_mb_s=_per(recorder.remote_bytes / _MB, seconds),
+        surge=cluster.surge.result() if cluster.surge else None,
         timeline=tuple(recorder.measured),
-        surged=cluster.surging.result() if cluster.surging else None,
         wall_s=cluster.wall_s,
         wall_s_per_simulated_s=cluster.wall_s / simulated,
-        events=cluster.loop.events,
+        events=cluster.clock.events,
         seed=experiment.seed,
     )
 
@@ -167,13 +153,13 @@ def _bound(cluster: SimulatedCluster) -> float:
 def recoveries(
     shuffles: Sequence[float], moments: Sequence[Bin], most: float = math.inf
 ) -> list[float]:
-    """How long after each shuffle throughput was normal again; NaN if it was not before the next.
+    """Returns how long after each shuffle throughput was normal; NaN if not before the next.
 
     Steady is the median of the two seconds before a shuffle, and of all shuffles the highest: after
     one that was never recovered from, what comes before the next is not steady. It is no more than
     what can last. It is normal again at the first moment from which on the mean of two seconds is
     95 % of that: a saturated cluster's throughput varies by a tenth from bin to bin, and often the
-    dip comes later than the shuffle. A shuffle that nobody notices is recovered from at once.
+    dip comes later than the shuffle. A shuffle that costs nothing is recovered from at once.
 
     Args:
         shuffles: When they were.
@@ -211,19 +197,19 @@ def recoveries(
     return found
 
 
-def _moment(moment: Bin) -> dict[str, Any]:
-    return {
-        "time_s": moment.time_s,
-        "throughput": round(moment.throughput, 3),
-        "mean_ms": _known(round(moment.mean_ms, 3)),
-        "p50_ms": _known(round(moment.p50_ms, 3)),
-        "cores": moment.cores,
-        "moves": moment.moves,
-    }
-
-
-def _known(figure: Any) -> Any:
-    return None if isinstance(figure, float) and not math.isfinite(figure) else figure
+def _plain(figure: Any, digits: int | None) -> Any:
+    """Returns a figure, or any number of them, as JSON has it."""
+    match figure:
+        case float():
+            rounded = figure if digits is None else round(figure, digits)
+            return rounded if math.isfinite(figure) else None
+        case Bin():
+            return _plain(asdict(figure), digits)
+        case dict():
+            return {name: _plain(one, digits) for name, one in figure.items()}
+        case tuple():
+            return [_plain(one, digits) for one in figure]
+    return figure
 
 
 def _per(amount: float, seconds: float) -> float:

@@ -1,7 +1,7 @@
-"""The scheduler on the simulated cluster: it looks, decides, and has cores handed out.
+"""Runs the scheduler on the simulated cluster: measures, has a plan made, carries it out.
 
-It decides nothing itself: `core.scheduler.scheduler` makes the plan of what was measured. Cores
-that are given up come first, and those that are granted follow when they are really free.
+`core.scheduler.scheduler` decides. Cores that are given up come first, and those that are granted
+follow when they are free.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _DRIVER = 0
 
 
 class SimulatedScheduling:
-    """Who has which cores, and how that changes.
+    """Schedules the cores of all executors, and knows which of them has which.
 
     Args:
         world: Where they are.
         hosts: The executors, with the cores that each starts with.
-        upstreams: Who feeds them.
-        scheduler: Who decides.
+        upstreams: Their sources.
+        scheduler: Makes the plans.
         target_s: The latency to be kept.
     """
 
@@ -47,13 +47,13 @@ class SimulatedScheduling:
         self.cores = {name: dict(cores) for name, (_, cores) in hosts.items()}
         """What every executor has, or has been promised."""
         self.rounds = 0
-        """How often the scheduler was asked."""
+        """How often the scheduler was called."""
         self.plans: list[tuple[float, CorePlan]] = []
         self._upstreams = upstreams
         self._scheduler = scheduler
         self._target_s = target_s
         self._room = dict.fromkeys(world.machines.names, world.machines.cores)
-        self._dealing = PlanExecution({})
+        self._execution = PlanExecution({})
         self._until = 0.0
         self._over = False
         self._look_s = min(LOOK_S, scheduler.config.interval_s)
@@ -61,24 +61,24 @@ class SimulatedScheduling:
 
     def start(self) -> None:
         """Look every interval from now on."""
-        self._world.loop.at(self._world.loop.now + self._look_s, self._look)
+        self._world.clock.after(self._look_s, self._look)
 
     def stop(self) -> None:
-        """Decide nothing more; everybody keeps the cores that it has."""
+        """Make no more plans; executors keep the cores that they have."""
         self._over = True
 
-    def _look(self, _: None) -> None:
+    def _look(self) -> None:
         if self._over:
             return
-        loop = self._world.loop
-        loop.at(loop.now + self._look_s, self._look)
-        if not self._dealing.done and loop.now < self._until:
+        clock = self._world.clock
+        clock.after(self._look_s, self._look)
+        if not self._execution.done and clock.now < self._until:
             return  # a plan is being carried out
-        self._dealing = PlanExecution({})
+        self._execution = PlanExecution({})
         self.rounds += 1
-        plan = self._scheduler.decide(loop.now, self._room, [self._seen()])
+        plan = self._scheduler.decide(clock.now, self._room, [self._seen()])
         if plan is not None:
-            self.plans.append((loop.now, plan))
+            self.plans.append((clock.now, plan))
             self._begin(plan)
 
     def _seen(self) -> TopologySeen:
@@ -94,22 +94,22 @@ class SimulatedScheduling:
         shards = Counter(home for home in host.core.homes if home is not None)
         for node, count in shards.items():
             host.tell(ev.StateMeasured(node, count * self._world.shard_bytes))
-        metrics = host.core.measure(self._world.loop.now)
+        metrics = host.core.measure(self._world.clock.now)
         return ExecutorSeen(name, "operator", host.home, dict(self.cores[name]), metrics)
 
     def _begin(self, plan: CorePlan) -> None:
-        self._until = self._world.loop.now + GRANT_S
-        self._dealing = PlanExecution(
+        self._until = self._world.clock.now + GRANT_S
+        self._execution = PlanExecution(
             {name: plan.cores[name] for name in plan.changed}, plan.shared
         )
-        self._order(self._dealing.give_up(self.cores))
-        self._go_on(None)
+        self._order(self._execution.give_up(self.cores))
+        self._go_on()
 
-    def _go_on(self, _: NodeId | None) -> None:
+    def _go_on(self) -> None:
         """Grant what has become free."""
-        if not self._dealing.done:
+        if not self._execution.done:
             occupied = {name: host.occupied for name, host in self._hosts.items()}
-            self._order(self._dealing.grant(self.cores, occupied, self._room))
+            self._order(self._execution.grant(self.cores, occupied, self._room))
 
     def _order(self, orders: Mapping[Peer, dict[NodeId, int]]) -> None:
         for name, cores in orders.items():
@@ -119,7 +119,5 @@ class SimulatedScheduling:
         more = sum(max(0, n - self.cores[name].get(node, 0)) for node, n in cores.items())
         self._world.recorder.core_moves += more
         self.cores[name] = cores
-        host, loop = self._hosts[name], self._world.loop
-        self._world.links.send(
-            loop.now, _DRIVER, host.node, HEADER_BYTES, host.set_cores, dict(cores)
-        )
+        host, now = self._hosts[name], self._world.clock.now
+        self._world.links.send(now, _DRIVER, host.node, HEADER_BYTES, host.set_cores, dict(cores))

@@ -1,7 +1,6 @@
-"""What the sources of a simulated cluster send: keys by a Zipf distribution that is shuffled.
+"""Draws what simulated sources send: keys by a Zipf distribution that is shuffled, and times.
 
-A key's executor and shard are those that the project's own hash gives it; they are looked up in a
-table, since there are few keys and many tuples. All randomness comes from generators handed in.
+All randomness comes from generators that are passed in.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _BLOCK = 16_384  # tuples drawn at once
 
 
 def zipf_weights(keys: int, skew: float) -> FloatArray:
-    """The shares of so many keys, the most frequent first: 1/rank to the power of the skew.
+    """Returns the shares of keys, the most frequent first: 1/rank to the power of the skew.
 
     Example:
         >>> zipf_weights(3, 1.0).round(3)
@@ -39,7 +38,7 @@ def zipf_weights(keys: int, skew: float) -> FloatArray:
 
 
 def shuffle_times(omega: float, seconds: float) -> list[float]:
-    """When shuffles happen: ω per minute, evenly, the first after half of the time between two.
+    """Returns when shuffles happen: ω per minute, evenly, the first after half an interval.
 
     Example:
         >>> shuffle_times(omega=6, seconds=30)
@@ -55,7 +54,7 @@ def shuffle_times(omega: float, seconds: float) -> list[float]:
 
 
 class KeySpace:
-    """All keys with their frequencies, which a shuffle deals out anew.
+    """All keys with their frequencies, which a shuffle gives to other keys.
 
     Example:
         >>> space = KeySpace(keys=4, skew=1.0, rng=np.random.default_rng(1))
@@ -81,7 +80,7 @@ class KeySpace:
         return len(self.weights)
 
     def shuffle(self) -> None:
-        """Deal the frequencies out anew."""
+        """Give the frequencies to other keys."""
         self.key_of_rank = self._rng.permutation(self.keys)
 
     def shares(self) -> FloatArray:
@@ -115,7 +114,7 @@ class KeyStream:
         self._used = 0
 
     def draw(self, count: int) -> IntArray:
-        """So many keys; ranks are drawn ahead, and become keys now."""
+        """Draw keys; ranks are drawn ahead, and become keys now."""
         if self._used + count > len(self._drawn):
             fresh = self._rng.random(max(_BLOCK, count))
             rest = self._drawn[self._used :]
@@ -164,7 +163,7 @@ class Arrivals:
         self._used = 0
 
     def due(self, now: float, most: int) -> FloatArray:
-        """The times of the tuples that are due and were not taken yet, at most so many."""
+        """Take the times of tuples that are due, at most this number of them."""
         while self._last <= now and self._last < self._end:
             self._more()
         upto = int(np.searchsorted(self._times, now, side="right"))

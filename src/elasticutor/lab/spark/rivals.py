@@ -20,8 +20,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
+from elasticutor.core.run.phases import RunError
 from elasticutor.driver.cluster import BaseCluster
-from elasticutor.driver.life.phases import RunError
 from elasticutor.operator import Operator
 from elasticutor.spark.session import local_session
 

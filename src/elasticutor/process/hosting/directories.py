@@ -1,4 +1,4 @@
-"""Where a node keeps its files: state in shared memory, sockets under a short path, logs.
+"""The directories of a node: state in shared memory, sockets under a short path, logs.
 
 A *place* is one or two directories named `elasticutor-<uid>-<cluster>-<node>`, readable by their
 owner only. State goes to shared memory if there is enough of it (containers often have 64 MB), and
@@ -7,9 +7,9 @@ to disk otherwise.
 A directory is alive as long as a lock on it is held (`flock`, on the directory itself, so that
 there is no moment in which it exists and its lock file does not). The kernel drops the lock when
 the last process that has it open has ended: the one that made the place, and the zygote that it was
-handed to. So nobody needs to guess from process ids and ages what a machine that lost power, or a
-whole tree of processes that was killed at once, has left behind: `remove_stale` removes what nobody
-holds.
+handed to. So what a machine that lost power, or a whole tree of processes that was killed at once,
+has left behind need not be guessed from process ids and ages: `remove_stale` removes what no
+process holds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 class DirectoryError(ElasticutorError, RuntimeError):
-    """A directory that cannot be had: no room, in use, or somebody else's."""
+    """A directory that cannot be had: no room, in use, or another user's."""
 
 
 @dataclass(slots=True)
@@ -127,7 +127,7 @@ class NodeDirectories:
         return cls(state, sockets, logs, owned, tuple(locks), note)
 
     def remove(self) -> None:
-        """Remove everything and drop the locks; once more does nothing."""
+        """Remove everything and drop the locks; idempotent."""
         locks, self.locks = self.locks, ()
         for root in self.owned if locks else ():
             remove_directory(root)
@@ -157,7 +157,7 @@ def remove_directory(path: str, patience_s: float = 5.0) -> bool:
 
 
 def remove_stale(*bases: str) -> list[str]:
-    """Remove our directories that nobody holds any more; tells which.
+    """Remove our directories that no process holds any more; returns which.
 
     Only directories of this user are looked at, and those that are alive are left alone.
 
@@ -170,7 +170,7 @@ def remove_stale(*bases: str) -> list[str]:
         for root in _ours(base):
             try:
                 fd = _lock(root)
-            except (DirectoryError, OSError):  # Somebody else's, or gone in the meantime.
+            except (DirectoryError, OSError):  # Another user's, or gone in the meantime.
                 continue
             if fd is not None:
                 removed += [root] if _remove_and_unlock(fd, root) else []
@@ -183,11 +183,13 @@ def _ours(base: str) -> Iterator[str]:
 
 
 def _make_locked(root: str, patience_s: float) -> int:
-    """Make this directory anew, and hold its lock."""
+    """Make this directory, and hold its lock."""
     deadline = time.monotonic() + patience_s
     while True:
         made = _make_directory(root)
-        with suppress(FileNotFoundError):  # Somebody who removes stale directories was quicker.
+        with suppress(
+            FileNotFoundError
+        ):  # Another process that removes stale directories was quicker.
             fd = _lock(root)
             if fd is not None and made:
                 os.fchmod(fd, 0o700)
@@ -211,7 +213,7 @@ def _make_directory(root: str) -> bool:
 
 
 def _lock(root: str) -> int | None:
-    """An open file that holds this directory's lock; None if somebody else holds it."""
+    """An open file that holds this directory's lock; None if another process holds it."""
     try:
         fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -238,8 +240,8 @@ def _lock(root: str) -> int | None:
 
 
 def _remove_and_unlock(fd: int, root: str) -> bool:
-    # In this order: whoever waits for the lock then finds that its directory is gone, and makes
-    # another one.
+    # In this order: a process that waits for the lock then finds that its directory is gone, and
+    # makes another one.
     try:
         return remove_directory(root)
     finally:
@@ -271,7 +273,7 @@ def _base_for_state(need_bytes: int, shm: str, fallback: Sequence[str]) -> tuple
 
 
 def _free_bytes(base: str) -> int:
-    """What we may still write there; 0 where we may not write at all."""
+    """The bytes that may still be written there; 0 where writing is not allowed."""
     try:
         found = os.statvfs(base)
     except OSError:

@@ -1,4 +1,4 @@
-"""Hosts: what a Spark task does that hosts nodes, or the sources and sinks of a run.
+"""Hosts: the work of a Spark task that hosts nodes, or the sources and sinks of a run.
 
 A host starts a zygote, has its processes forked, and stays until all have ended. It knows nothing
 of Spark; a plain process will do as well.
@@ -19,7 +19,7 @@ from pathlib import Path
 from elasticutor._version import __version__
 from elasticutor.core.protocol.ids import NodeId
 from elasticutor.errors import ElasticutorError
-from elasticutor.process.failures import described_end
+from elasticutor.process.failures import SilentDriverError, described_end
 from elasticutor.process.hosting.directories import SHARED_MEMORY, NodeDirectories, remove_stale
 from elasticutor.process.hosting.zygote import Ended, Fork, Zygote
 from elasticutor.process.specs import NodeSpec, Site
@@ -33,13 +33,13 @@ _TICK_S = 1.0
 SILENCE_S = 30.0
 """How long the driver may be silent before a node, or a host of sources and sinks, ends."""
 SILENT = 75
-"""How a node ends that has not heard of the driver."""
+"""The exit code of a node that got no heartbeat from the driver."""
 _LONG_LIFE_S = 30.0
 """A node that has lasted so long is started again at once when it is lost."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 5.0
 """Before one is started again that was lost sooner: at first, and at most."""
 _PATIENCE_S = 60.0
-"""How long a host of sources and sinks waits to be told what to start."""
+"""How long a host of sources and sinks waits for the order what to start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +84,14 @@ class NodesWanted:
     """What they were called at first; empty: so."""
 
     def renamed(self, suffix: str) -> NodesWanted:
-        """The same under other names: nobody may mistake a node for one that was lost."""
+        """The same under other names, so that no node is mistaken for one that was lost."""
         if not suffix:
             return self
         names = tuple(f"{name}{suffix}" for name in self.names)
         return replace(self, names=names, slots=self.slots or self.names)
 
     def only(self, number: int) -> NodesWanted:
-        """One of them."""
+        """The one of this number."""
         slots = self.slots[number : number + 1]
         return replace(self, names=self.names[number : number + 1], slots=slots)
 
@@ -160,11 +160,11 @@ class _Hosted:
         """When to start it; infinity while it lives."""
 
     def lost(self, how: str, *, silent: bool) -> None:
-        """It has ended. The sooner that was after its start, the longer the next one waits.
+        """Note its end. The sooner that was after its start, the longer the next one waits.
 
         Args:
             how: In words; its successor may be heard of before its end is.
-            silent: Because it had not heard of the driver; twice in a row, and there is none.
+            silent: Because it got no heartbeat from the driver; twice in a row, and there is none.
         """
         self._how = how
         self._silences = self._silences + 1 if silent else 0
@@ -179,15 +179,15 @@ class _Hosted:
         self._pause_s = min(_LONGEST_PAUSE_S, 2 * self._pause_s + _FIRST_PAUSE_S)
 
     def over(self) -> None:
-        """It has ended in good order, and is not wanted any more."""
+        """Note that it has ended in good order: it is not started again."""
         self.due_at = float("inf")
 
     def start(self, zygote: Zygote) -> None:
-        """Start it, the first time or anew."""
+        """Start it, for the first time or again."""
         self.name = f"{self._first.node}.{self._lives}" if self._lives else str(self._first.node)
         self._lives += 1
         self._started_at, self.due_at = time.monotonic(), float("inf")
-        for left in Path(self._first.state).iterdir():  # its predecessor's; nobody has it open
+        for left in Path(self._first.state).iterdir():  # its predecessor's, and not open
             shutil.rmtree(left, ignore_errors=True)
         node = NodeId(self.name)
         site = replace(self._first.site, node=node)
@@ -211,15 +211,15 @@ def _await_nodes(zygote: Zygote, mail: Mailbox, nodes: Sequence[_Hosted]) -> Non
                 node.start(zygote)
         mail.wait(min(_TICK_S, *(max(0.0, n.due_at - time.monotonic()) for n in nodes), _TICK_S))
         for _ in mail.receive():
-            mail.drop("a host of nodes is told nothing")
-        for told in zygote.receive():
-            if isinstance(told, Ended):
-                ended = next(node for node in nodes if node.name == told.name)
-                if told.code:
-                    how = f"its process ended ({described_end(told.code)})"
-                    last = f"; its last words: {told.said.strip()}" if told.said.strip() else ""
-                    mail.send(DRIVER, say.NodeGone(NodeId(told.name), how + last))
-                    ended.lost(how + last, silent=told.code == SILENT)
+            mail.drop("a host of nodes takes no messages")
+        for event in zygote.receive():
+            if isinstance(event, Ended):
+                ended = next(node for node in nodes if node.name == event.name)
+                if event.code:
+                    how = f"its process ended ({described_end(event.code)})"
+                    last = f"; its last words: {event.said.strip()}" if event.said.strip() else ""
+                    mail.send(DRIVER, say.NodeGone(NodeId(event.name), how + last))
+                    ended.lost(how + last, silent=event.code == SILENT)
                 else:  # the cluster is over
                     for node in nodes:
                         node.over()
@@ -294,7 +294,7 @@ def host_ends(bootstrap: Bootstrap, run: str, number: int) -> None:
 def _start_end(zygote: Zygote, end: say.StartEnd) -> None:
     target = f"elasticutor.process.{end.kind}:run_{end.kind}"
     if f"{end.who}/{end.life}" in zygote.living:
-        return  # told twice
+        return  # the order came twice
     zygote.fork(Fork(f"{end.who}/{end.life}", target, end.payload))
 
 
@@ -331,18 +331,16 @@ def _await_end(zygote: Zygote, mail: Mailbox, run: str, where: str) -> None:
                 case _:
                     mail.drop(f"{type(message).__name__} is not for a host of sources and sinks")
         if time.monotonic() - heard_at > SILENCE_S:
-            raise ElasticutorError(
-                f"driver of {where}", f"be heard of in {SILENCE_S:g} s", "silence"
-            )
+            raise SilentDriverError.after(SILENCE_S, where)
         if time.monotonic() >= kill_at:
             kill_at = float("inf")
             for name in zygote.living:
                 zygote.kill(name)
-        for told in zygote.receive():
-            if isinstance(told, Ended) and told.code:
-                who, _, life = told.name.rpartition("/")
+        for event in zygote.receive():
+            if isinstance(event, Ended) and event.code:
+                who, _, life = event.name.rpartition("/")
                 ended = say.ProcessEnded(
-                    NodeId(where), run, who, told.code, told.said, None, int(life)
+                    NodeId(where), run, who, event.code, event.said, None, int(life)
                 )
                 mail.send(DRIVER, ended)
 

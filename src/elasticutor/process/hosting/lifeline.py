@@ -1,10 +1,10 @@
-"""How a process learns that the one it belongs to is gone, and dies with it.
+"""Ends a process when the one that it belongs to is gone.
 
-A process that is killed cannot tell its children, so each child sees to it by itself, twice:
+A process that is killed cannot end its children, so each child sees to it by itself, twice:
 
 - **Parent-death signal.** On Linux the kernel kills the child as soon as its parent has ended
   (`die_with_parent`). Nothing has to run for that.
-- **Lifeline.** A pipe whose writing end is open in the parent only. Nobody ever writes: that it
+- **Lifeline.** A pipe whose writing end is open in the parent only. It is never written to: that it
   becomes readable means that the parent is gone. It can be polled together with sockets, works on
   every Unix, and `Lifeline.watch` kills the process where there is no parent-death signal.
 
@@ -66,7 +66,7 @@ class Lifeline:
         threading.Thread(target=self._die_when_gone, name="lifeline", daemon=True).start()
 
     def close(self) -> None:
-        """Give it up: the parent's end is not noticed any more."""
+        """Close it: the parent's end is not noticed any more."""
         os.close(self.fd)
 
     def _die_when_gone(self) -> None:
@@ -76,19 +76,6 @@ class Lifeline:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-_of_this_process: Lifeline | None = None
-
-
-def of_this_process() -> Lifeline | None:
-    """The lifeline that this process was forked with; None if it was not forked by a zygote.
-
-    Example:
-        >>> of_this_process() is None
-        True
-    """
-    return _of_this_process
-
-
 def hold_on(lifeline: Lifeline, parent: int) -> None:
     """Die with the parent from now on, by the surest means that this system has.
 
@@ -96,8 +83,6 @@ def hold_on(lifeline: Lifeline, parent: int) -> None:
         lifeline: The one that the parent holds the other end of.
         parent: The process id of the parent, as it was before the fork.
     """
-    global _of_this_process
-    _of_this_process = lifeline
     if not die_with_parent(parent):
         lifeline.watch()
 

@@ -10,7 +10,7 @@ host ──connection── zygote ──forks──▶ node process ──conne
                                                                                      task, ...
 ```
 
-Whoever is *connected* asks for forks and is told when they end. **Nothing survives:**
+A *connected* process asks for forks and learns when they end. **Nothing survives:**
 
 - The host ends, in whatever way: the zygote sees its connection end, kills and reaps every process,
   removes the directories it owns, and ends. It is in a session of its own and ignores Ctrl-C and
@@ -18,7 +18,7 @@ Whoever is *connected* asks for forks and is told when they end. **Nothing survi
 - The zygote is killed: its processes die by their lifelines (`process.hosting.lifeline`), and the
   host, which sees the connection end, removes the directories.
 - A connected process ends: all that was forked on its behalf is killed, and when it has ended too,
-  whoever asked for the connected process is told.
+  the one that asked for the connected process learns of it.
 
 Each process leads a process group of its own, so that what an operator starts is killed with it.
 """
@@ -78,7 +78,7 @@ class Fork:
         elasticutor.errors.BadValueError: target must be 'package.module:function'; got ...
     """
 
-    #: Unique among the living processes of whoever asks. Also its name in `ps` and `top`.
+    #: Unique among the living processes of the one that asks. Also its name in `ps` and `top`.
     name: str
     #: `package.module:function`, called with the payload, and the client if it is connected.
     target: str
@@ -100,7 +100,7 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """There is such a process now."""
+    """A process was forked."""
 
     name: str
     pid: int
@@ -127,7 +127,7 @@ class Kill:
 
 
 class ZygoteClient:
-    """How a connected process asks for others, and is told what became of them.
+    """How a connected process asks for others, and learns what became of them.
 
     Nothing here waits for an answer. Poll `fileno()`, and `receive()` when there is something.
     """
@@ -138,7 +138,7 @@ class ZygoteClient:
         self.living: dict[str, int] = {}
 
     def fork(self, request: Fork) -> None:
-        """Ask for a process; `Forked` and, some day, `Ended` will tell of it.
+        """Ask for a process; `Forked` and, in the end, `Ended` answer.
 
         Raises:
             BadValueError: A process of this name is living.
@@ -152,23 +152,23 @@ class ZygoteClient:
         self.living[request.name] = 0
 
     def kill(self, name: str) -> None:
-        """Ask for a process to be killed at once; `Ended` will tell."""
+        """Ask for a process to be killed at once; `Ended` answers."""
         self._send(Kill(name))
 
     def receive(self) -> Iterator[Forked | Ended]:
-        """What has been told and not yet received; never waits for more.
+        """The messages that are here; never waits for more.
 
         Raises:
-            ZygoteError: The zygote has gone, and everything it told before has been received.
+            ZygoteError: The zygote has gone, and all of its messages have been received.
         """
-        told: list[Forked | Ended] = []
+        events: list[Forked | Ended] = []
         try:
             while self.connection.poll():
-                told.append(self._note(self.connection.recv()))
+                events.append(self._note(self.connection.recv()))
         except (EOFError, OSError):
-            if not told:
+            if not events:
                 raise self._gone() from None
-        return iter(told)
+        return iter(events)
 
     def fileno(self) -> int:
         """For multiplexing: readable when there is something to receive."""
@@ -198,8 +198,8 @@ class Zygote(ZygoteClient):
         >>> with Zygote.start() as zygote:
         ...     zygote.fork(Fork("greeter", "os:getenvb", b"HOME"))
         ...     while zygote.living and zygote.connection.poll(30):
-        ...         for told in zygote.receive():
-        ...             print(type(told).__name__, told.name)
+        ...         for event in zygote.receive():
+        ...             print(type(event).__name__, event.name)
         Forked greeter
         Ended greeter
     """
@@ -260,7 +260,7 @@ class Zygote(ZygoteClient):
         return zygote
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """End all processes and the zygote, and remove the directories; once more does nothing.
+        """End all processes and the zygote, and remove the directories; idempotent.
 
         Raises:
             ZygoteError: A directory could not be removed.

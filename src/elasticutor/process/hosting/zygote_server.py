@@ -1,4 +1,4 @@
-"""The zygote itself: one thread that forks, kills, reaps and tells."""
+"""The zygote itself: one thread that forks, kills, reaps and reports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PRELOADED = (
     "elasticutor.process.source",
     "elasticutor.process.task",
 )
-#: How much of what a process printed last is told when it ends badly.
+#: How much of what a process printed last is reported when it ends badly.
 SAID_BYTES = 4096
 
 #: For every process that is forked. What it allocates is mostly state and rows, which hold no
@@ -53,10 +53,10 @@ _PATIENCE_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class _Asker:
-    """Somebody connected: the host, or a process that the zygote forked."""
+    """A connection: the host, or a process that the zygote forked."""
 
     connection: Connection
-    #: What it has not been told yet. The zygote never waits for somebody to listen.
+    #: What it has not read yet. The zygote never waits for a reader.
     outbox: deque[object] = field(default_factory=deque)
     living: dict[str, _Child] = field(default_factory=dict)
     #: Which process it is; None for the host.
@@ -88,7 +88,7 @@ class _Server:
 
     def __init__(self, host: Connection, host_pid: int) -> None:
         self._host = _Asker(host)
-        # A connection ends when nobody has its other end open. Should the host have forked a
+        # A connection ends when no process has its other end open. Should the host have forked a
         # process that keeps it open, then this still tells of the host's end.
         self._host_watch = watch_process(host_pid)
         self._over = os.getppid() != host_pid
@@ -97,7 +97,7 @@ class _Server:
         self._wake, self._waker = socket.socketpair()
 
     def serve(self) -> None:
-        """Fork, kill and tell, until the host has gone."""
+        """Fork, kill and report, until the host is gone."""
         self._catch_signals()
         self._host.tell(Forked("zygote", os.getpid()))
         while not self._over:
@@ -233,7 +233,7 @@ class _Server:
             os._exit(code)
 
     def _forget(self, connection: Connection | None) -> None:
-        """Close everything that is the zygote's, and take its hands off the signals."""
+        """Close everything that is the zygote's, and restore the signals."""
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
@@ -267,7 +267,7 @@ class _Server:
         self._tell_end(child)
 
     def _tell_end(self, child: _Child) -> None:
-        """Tell of an end once everything that was forked on behalf of it has ended too."""
+        """Report an end once everything that was forked on behalf of it has ended too."""
         if child.code is None or (child.asker and child.asker.living):
             return
         said = _said(child) if child.code else ""
@@ -285,7 +285,7 @@ def _kill(pid: int) -> None:
 
 
 def _kill_group(pid: int) -> None:
-    # The number cannot belong to somebody else yet: it was ours until now, and they are given out
+    # The number cannot belong to another process yet: it was ours until now, and they are given out
     # in turn.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
@@ -306,7 +306,7 @@ def _said(child: _Child) -> str:
             size = os.fstat(log.fileno()).st_size
             log.seek(max(child.log_start, size - SAID_BYTES))
             return log.read(SAID_BYTES).decode(errors="replace")
-    except OSError:  # Somebody has removed it.
+    except OSError:  # It was removed.
         return ""
 
 
@@ -368,7 +368,7 @@ def main(arguments: Sequence[str]) -> None:
         arguments: Descriptors of the connection to the host and of its stderr, the host's process
             id, and the directories to remove at the end.
     """
-    # What a terminal sends when somebody presses Ctrl-C or closes it is for the host, whose end is
+    # What a terminal sends on Ctrl-C, or when it is closed, is for the host, whose end is
     # then seen. All processes are forked with this.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

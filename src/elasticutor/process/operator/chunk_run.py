@@ -35,7 +35,7 @@ IntArray = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class ChunkDone:
-    """What came of a chunk."""
+    """The outputs and times of a chunk."""
 
     output: pa.RecordBatch | None
     """The rows made, of exactly the output's schema; None if there are none."""
@@ -69,7 +69,7 @@ class ChunkRun(ABC):
         self._useful_s += seconds
 
     def report(self) -> ChunkDone:
-        """What came of the rows that were processed since the last report."""
+        """The outputs and times of the rows that were processed since the last report."""
         rows = self.work.report()
         if not rows:
             return ChunkDone(None, [0] * len(self._part_rows), 0.0, None)
@@ -93,7 +93,7 @@ class ChunkRun(ABC):
 
 
 class _RowByRow:
-    """What chunks have in common whose rows are processed one by one."""
+    """A chunk whose rows are processed one by one."""
 
     _runner: OperatorRunner
     _timed: bool
@@ -173,7 +173,7 @@ class RecordRun(_RowByRow, ChunkRun):
 
 
 class BatchRun(ChunkRun):
-    """All rows at once: nothing can come in between."""
+    """All rows at once, without a stop."""
 
     _output: pa.RecordBatch | None = None
 
@@ -200,7 +200,7 @@ class BatchRun(ChunkRun):
 
 @dataclass(frozen=True, slots=True)
 class RowsDone:
-    """What came of a chunk of few tuples."""
+    """The outputs and times of a chunk of few tuples."""
 
     rows_out: list[Any]
     """As the operator made them."""
@@ -257,7 +257,7 @@ class SingleRun(_RowByRow):
         return [self._rows[place] for place in done.places]
 
     def report(self) -> RowsDone:
-        """What came of the rows that were processed since the last report."""
+        """The outputs and times of the rows that were processed since the last report."""
         rows = self.work.report()
         # The time of a single row is that of its chunk.
         seconds = self._seconds if self._timed and rows > 1 else None
@@ -268,7 +268,7 @@ class SingleRun(_RowByRow):
 
 
 def _picked(batch: pa.RecordBatch, places: IntArray) -> pa.RecordBatch:
-    """The rows at these rising places; without `pyarrow.compute`."""
+    """The rows at these rising places: slices, joined."""
     gaps = np.flatnonzero(np.diff(places) != 1) + 1
     starts, ends = [0, *gaps.tolist()], [*gaps.tolist(), len(places)]
     runs = [

@@ -19,7 +19,7 @@ from elasticutor.state.cache import KeyArray, KeyStates, StateCache
 
 
 class ChunkState(MutableMapping[Any, Any]):
-    """What `process_batch` is given: `elasticutor.operator.BatchState` says what it can do.
+    """The state that `process_batch` gets: `elasticutor.operator.BatchState` documents it.
 
     Nothing is computed before it is asked for: an operator that keeps no state pays nothing.
     """

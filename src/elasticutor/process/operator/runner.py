@@ -1,12 +1,9 @@
-"""Running an operator over chunks: a task's hot path.
+"""Runs an operator over chunks: a task's hot path.
 
 A chunk's columns become Python values once, column by column; its rows' outputs become columns the
 same way. What remains for each row is the operator itself, and a handle on its key's state that is
-told the key. Whatever goes wrong in the operator, or does not fit its output, comes out as an
+given the key. Whatever goes wrong in the operator, or does not fit its output, comes out as an
 `OperatorError` that names the row.
-
-This module runs in every task, so it loads no part of pyarrow that it can do without
-(`pyarrow.compute` alone is 9 MB in each process).
 """
 
 from __future__ import annotations
@@ -44,9 +41,9 @@ from elasticutor.state.cache import KeyState, StateCache
 _WORTH_TIMING_S = 10e-6
 """From this mean cost of a row on every row is timed: the clock is then a hundredth of it."""
 _SAMPLED = 16
-"""Of cheaper rows, those of every so many chunks are timed."""
+"""Of cheaper rows, one chunk in this number is timed."""
 _LOOK_S = 200e-6
-"""How long rows are processed before anybody looks for a label: a look costs about 2 µs."""
+"""How long rows are processed between two looks for a label: a look costs about 2 µs."""
 _MOST_AT_ONCE = 16_384
 _SHOWN = 1_000
 _TRACE_SHOWN = 10_000
@@ -115,7 +112,7 @@ class OperatorRunner:
         self._chunks = 0
         self._row_cost_s = 0.0
         self.rows_at_once = 1
-        """How many rows are processed before anybody looks for something more urgent."""
+        """How many rows are processed between two looks for something more urgent."""
 
     def run(
         self, batch: pa.RecordBatch, shards: npt.NDArray[np.int32], part_rows: Sequence[int]
@@ -151,7 +148,7 @@ class OperatorRunner:
             self.rows_at_once = 2 * rows
 
     def count(self, rows: int, useful_s: float) -> None:
-        """Note what some rows have cost."""
+        """Count the time that some rows took."""
         self._chunks += 1
         self._row_cost_s += (useful_s / rows - self._row_cost_s) / 2
 
@@ -172,13 +169,13 @@ class OperatorRunner:
         return self._row_cost_s >= _WORTH_TIMING_S or self._chunks % _SAMPLED == 0
 
     def turns(self, keys: list[Any], columns: list[list[Any]], shards: list[ShardId]) -> Turns:
-        """What the operator is given, row by row."""
+        """The arguments of the operator, row by row."""
         # An iterator: each row is gone before the next is made, and the allocator stays warm.
         rows = map(self._make_row, zip(*columns, strict=True))
         return zip(keys, rows, map(self._handles.__getitem__, shards), strict=True)
 
     def turns_of(self, rows: list[tuple[Any, ...]], shards: list[int]) -> Turns:
-        """What the operator is given, given tuples of the input's values."""
+        """The arguments of the operator, of tuples of the input's values."""
         places = self._key_places
         if len(places) == 1:
             place = places[0]
@@ -271,7 +268,7 @@ class OperatorRunner:
     def process_batch(
         self, batch: pa.RecordBatch, shards: npt.NDArray[np.int32]
     ) -> pa.RecordBatch | None:
-        """Let the operator have some rows at once; returns its outputs."""
+        """Process some rows at once; returns the outputs."""
         state = ChunkState(self._cache, [batch.column(p) for p in self._key_places], shards)
         try:
             made = list(_tables(self._operator.process_batch(batch, state)))
@@ -312,7 +309,7 @@ class OperatorRunner:
     # Errors ---------------------------------------------------------------------------------------
 
     def _blamed(self, error: Exception, key: Any = None, row: Any = None) -> Exception:
-        """What to raise in the error's place: it is the operator's, unless it is the engine's."""
+        """The error to raise in its place: the operator's, unless it is the engine's."""
         if isinstance(error, ElasticutorError) and not isinstance(error, BadValueError):
             return error
         trace = _operators_part(error.__traceback__)
@@ -364,7 +361,7 @@ def _tables(made: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _is_alike(given: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a checked cast from one to the other is what anybody would expect."""
+    """Whether a checked cast from one to the other is what users expect."""
     is_ = pa.types
     return bool(
         is_.is_null(given)

@@ -18,7 +18,7 @@ from elasticutor.errors import BadValueError, ElasticutorError
 
 
 class DataSourceError(ElasticutorError, RuntimeError):
-    """A data source that did what its interface does not allow."""
+    """A data source broke its interface."""
 
 
 @dataclass(frozen=True)
@@ -34,20 +34,20 @@ class Given:
         return f"data source {self.source.name()!r}"
 
     def made(self) -> DataSource:
-        """The data source itself: a new one, unless one was given."""
+        """Return the data source itself: a new one, unless one was given."""
         if isinstance(self.source, DataSource):
             return self.source
         # Spark's own way: options of data sources do not tell capitals apart.
         return self.source(options=CaseInsensitiveDict(self.options))
 
     def has(self, method: str) -> bool:
-        """Whether it has a method that the base class only promises."""
+        """Return whether it has a method that the base class only promises."""
         kind = self.source if isinstance(self.source, type) else type(self.source)
         return getattr(kind, method) is not getattr(DataSource, method)
 
 
 def require_given(source: Any, options: Mapping[str, str] | None, *methods: str) -> Given:
-    """A data source that has one of these methods and survives pickling.
+    """Return a data source that has one of these methods and survives pickling.
 
     Raises:
         BadValueError: It is no data source, lacks the methods, has options that are not text or
@@ -68,7 +68,7 @@ def require_given(source: Any, options: Mapping[str, str] | None, *methods: str)
 
 
 def to_spark(schema: pa.Schema) -> StructType:
-    """An Arrow schema as Spark has it; needs no JVM.
+    """Return an Arrow schema as Spark has it; needs no JVM.
 
     Raises:
         BadValueError: A column's type is one that Spark lacks.
@@ -99,7 +99,7 @@ def require_seconds(name: str, value: Any) -> None:
 
 
 def require_kind(who: str, thing: Any, *kinds: type) -> Any:
-    """What a user's method returned, if it is of one of these kinds."""
+    """Return what a user's method returned, if it is of one of these kinds."""
     if not isinstance(thing, kinds):
         must = f"return a {' or '.join(kind.__name__ for kind in kinds)}"
         raise DataSourceError(who, must, thing)

@@ -53,7 +53,7 @@ class RowsToArrow:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch with its columns in the schema's order and types, cast where nothing is lost."""
+        """Return a batch with the schema's order and types, cast where nothing is lost."""
         names = self._names
         if sorted(batch.schema.names) != sorted(names):
             raise DataSourceError(
@@ -112,7 +112,7 @@ class ArrowToRows:
         self._converts = [_from_arrow(field.type) for field in schema]
 
     def rows(self, batch: pa.RecordBatch) -> Iterator[Row]:
-        """The rows of a batch, one after the other."""
+        """Yield the rows of a batch, one after the other."""
         columns = [
             _each(column.to_pylist(), convert)
             for column, convert in zip(batch.columns, self._converts, strict=True)
@@ -130,7 +130,7 @@ def _each(values: Sequence[Any], convert: Convert | None) -> Sequence[Any]:
 
 
 def _to_arrow(kind: pa.DataType) -> Convert | None:
-    """How values of a type go to Arrow, wherever Spark would not take them as they are."""
+    """Return how values of a type go to Arrow, wherever Spark would not take them as they are."""
     if pa.types.is_struct(kind):
         return _struct_to_arrow(kind)
     if pa.types.is_map(kind):
@@ -198,7 +198,7 @@ def _text(value: Any) -> str:
 
 
 def _from_arrow(kind: pa.DataType) -> Convert | None:
-    """How values of a type come from Arrow, wherever Spark would give others."""
+    """Return how values of a type come from Arrow, wherever Spark would give others."""
     if pa.types.is_struct(kind):
         return _struct_from_arrow(kind)
     if pa.types.is_map(kind):

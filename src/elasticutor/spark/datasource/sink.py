@@ -1,4 +1,4 @@
-"""A topology's sink that is a PySpark Python data source."""
+"""A sink that writes to a PySpark Python data source."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ _ARROW_WRITERS = tuple(
 class DataSourceSink(Sink):
     """Writes to any PySpark Python data source that has a writer: one for streams, or for batches.
 
-    In a run with a checkpoint, the outputs of an epoch are what a micro-batch of one partition is
-    to Spark: kept until the epoch ends (in memory, then in a temporary file), written with one
-    `write`, and committed when the checkpoint has the epoch. The batch id is the number of the
-    epoch: from 1, rising, with gaps where there were no outputs, and going on where it was when the
-    run is started again. The message that `write` returned is pickled into the checkpoint. After a
-    failure the last epoch is committed once more, by another process maybe, with the same message
-    and batch id. So, as with Spark itself, the data source shows every output once if it skips what
-    it has committed. A writer for batches is not told the number: it has to know by its message.
-    An epoch that is given up is aborted, unless the process that has written it is gone. A commit
-    that fails ends the run, and is tried again when the run is started again.
+    In a run with a checkpoint, an epoch's outputs are like a micro-batch of one partition in Spark:
+    kept until the epoch ends (in memory, then in a temporary file), written with one `write`, and
+    committed when the checkpoint has the epoch. The batch id is the epoch's number: it rises from
+    1, with gaps where there were no outputs, and goes on where it was after a restart. The message
+    that `write` returned is pickled into the checkpoint. After a failure the last epoch is
+    committed again, perhaps by another process, with the same message and batch id. So, as with
+    Spark itself, the data source shows every output once if it skips what it has committed. A
+    writer for batches does not get the number: it has to recognise its message. An epoch that is
+    given up is aborted, unless the process that wrote it is gone. A commit that fails ends the run,
+    and is repeated when the run restarts.
 
     In a run without a checkpoint, outputs are kept until there are `flush_rows` of them, until the
     oldest is about `flush_s` old, or until the run ends. Then they are written and committed as
-    one; `abort` if either fails, and the run fails with it. A writer for streams is told numbers
-    that rise by 1 from 0 with every commit of the run. Every run counts anew, so a data source that
-    skips numbers it has seen needs a fresh place for each.
+    one; `abort` if either fails, and the run fails with it. A writer for streams gets numbers that
+    rise by 1 from 0 with every commit of the run. Every run counts from 0, so a data source that
+    skips numbers it has seen needs a new place for each.
 
-    A writer for batches is made anew for each commit. Rows are Spark's `Row`; Arrow writers get
-    record batches.
+    Each commit has its own writer for batches. Rows are Spark's `Row`; Arrow writers get record
+    batches.
 
     Args:
-        source: The data source's class, or one that is made already.
+        source: The data source's class, or an instance.
         options: Its options, as for `df.writeStream.options`.
         overwrite: Whether the first commit replaces what is there; the others always append. With
             a checkpoint it is that of epoch 1, which is then written even if there are no outputs.
@@ -70,8 +70,8 @@ class DataSourceSink(Sink):
         flush_s: How old the oldest may become, about, without a checkpoint.
 
     Raises:
-        BadValueError: It is no data source, has no writer, does not survive pickling, or something
-            else of this cannot be.
+        BadValueError: It is not a data source, has no writer or cannot be pickled, or another
+            argument is impossible.
 
     Example:
         >>> from pyspark.sql.datasource import DataSource, DataSourceStreamWriter
@@ -110,13 +110,13 @@ class DataSourceSink(Sink):
         self.flush_s = flush_s
 
     def open(self, task: int, schema: pa.Schema) -> Writer:
-        """A writer to the data source, as for a run without a checkpoint."""
+        """Return a writer to the data source, as for a run without a checkpoint."""
         writers = _Writers(self._given, schema, self.overwrite)
         writers.have_first()
         return _CommittingWriter(writers, self.flush_rows, self.flush_s)
 
     def open_in(self, run: SinkRun, task: int, schema: pa.Schema) -> Writer:
-        """A writer that commits by epochs if there is a checkpoint, by rows and time if not."""
+        """Return a writer: by epochs if there is a checkpoint, by rows and time if not."""
         if not run.checkpointed:
             return self.open(task, schema)
         return _EpochCommits(_Writers(self._given, schema, self.overwrite), Spool(schema))
@@ -139,7 +139,7 @@ class _Writers:
         self._ready = {self.overwrite: self._make(self.overwrite)}
 
     def writer(self, *, first: bool) -> Any:
-        """A writer for the first commit, which may replace what is there, or for a later one."""
+        """Return a writer for the first commit, which may replace data, or for a later one."""
         overwrite = first and self.overwrite
         made = self._ready.pop(overwrite, None)
         if made is None:
@@ -149,7 +149,7 @@ class _Writers:
         return made
 
     def write(self, writer: Any, batches: Iterable[pa.RecordBatch]) -> WriterCommitMessage | None:
-        """Let a writer write; returns what it wants to be told when that is committed."""
+        """Let a writer write; return the message for its commit."""
         arrow = isinstance(writer, _ARROW_WRITERS)
         rows: Iterator[Any] = (
             iter(batches) if arrow else chain.from_iterable(map(self._rows.rows, batches))
@@ -282,7 +282,7 @@ class _EpochCommits(EpochWriter):
             _end(writer, "abort", message, epoch)
 
     def close(self) -> None:
-        """What is written stays: whoever comes next may have to commit it."""
+        """Close; what is written stays, since a successor may have to commit it."""
         self._spool.clear()
 
 

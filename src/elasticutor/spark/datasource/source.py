@@ -1,4 +1,4 @@
-"""A topology's source that is a PySpark Python data source."""
+"""A source that reads a PySpark Python data source."""
 
 from __future__ import annotations
 
@@ -46,40 +46,40 @@ Start and end are the same between two ranges.
 class DataSourceSource(Source):
     """Reads any PySpark Python data source that has a stream reader, simple or not.
 
-    The data source's offsets cut the stream into *ranges*, as Spark's micro-batches do: the range's
-    end is asked for, its partitions are planned, and they are read one after the other. Rows may be
+    The data source's offsets cut the stream into *ranges*, as Spark's micro-batches do: the source
+    gets the range's end, plans its partitions, and reads them one after the other. Rows may be
     tuples, lists, Rows or Arrow record batches, and are read as they are needed. An iterator that
-    waits makes its process wait, and thereby the end of an epoch: it had better end, and let the
-    next range have the rest.
+    waits delays its process, and with it the end of an epoch: let it end, and leave the rest to the
+    next range.
 
     After a failure the range that was being read is planned again with the same start and end
     (`readBetweenOffsets` for a simple reader), so the data source must give the same rows in the
     same partitions again.
 
-    In a run with a checkpoint, the data source is told to `commit` a range when an epoch is
-    committed in which, or before which, all of it was read: nothing of it is asked for again, and
-    the data source may delete it. After a failure a commit may be left out; the next one covers it.
+    In a run with a checkpoint, `commit` of the data source is called for a range when the epoch is
+    committed by whose end all of it was read: none of it is read again, and the data source may
+    delete it. After a failure a commit may be left out; the next one covers it.
 
-    In a run without one, it is told so when the next range is begun: all tuples of the range have
-    been sent by then, but not necessarily processed. The last range is never committed.
+    In a run without one, it is called when the next range begins: all tuples of the range have been
+    sent by then, but not necessarily processed. The last range is never committed.
 
-    One process reads all partitions. The end of a range is what `latestOffset` says at the moment
-    of asking, and several processes that each ask for themselves would hear different ends.
+    One process reads all partitions: the end of a range is what `latestOffset` returns at that
+    moment, and several processes would get different ends.
 
     A stream reader has no end: `Run.stop` or `Run.drain` ends it.
 
     Args:
-        source: The data source's class, or one that is made already.
+        source: The data source's class, or an instance.
         options: Its options, as for `spark.readStream.options`.
-        schema: Of the rows, in any form that `elasticutor.schemas.to_arrow` takes; what the data
-            source says if left out.
-        poll_s: The least time from one asking for new offsets to the next, in seconds. A data
+        schema: The rows' schema, in any form that `elasticutor.schemas.to_arrow` takes; default:
+            the data source's own.
+        poll_s: The least time between two calls for new offsets, in seconds. A data
             source that limits what a range has is never read faster than one range in that time.
         tasks: Only 1.
 
     Raises:
-        BadValueError: It is no data source, has no stream reader, does not survive pickling, or
-            something else of this cannot be.
+        BadValueError: It is not a data source, has no stream reader or cannot be pickled, or
+            another argument is impossible.
 
     Example:
         >>> from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
@@ -124,7 +124,7 @@ class DataSourceSource(Source):
         self._struct = said if isinstance(said, StructType) else to_spark(self.schema)
 
     def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
-        """A reader of all partitions."""
+        """Return a reader of all partitions."""
         _require_one_task(self._given, tasks)
         ranges = _ranges(self._given, self._struct)
         rows = RowsToArrow(self._given.who, self.schema)
@@ -155,19 +155,19 @@ class _Ranges(ABC):
         self._reader = reader
 
     def initial(self) -> Any:
-        """Where a new stream begins."""
+        """Return where a new stream begins."""
         return self._reader.initialOffset()
 
     @abstractmethod
     def end(self, start: Any) -> Any:
-        """How far one can read from there now."""
+        """Return how far one can read from there now."""
 
     @abstractmethod
     def partitions(self, start: Any, end: Any) -> list[Callable[[], Iterable[Any]]]:
-        """What to call for the rows of each partition of a range."""
+        """Return what to call for the rows of each partition of a range."""
 
     def commit(self, end: Any) -> None:
-        """Nothing before this offset will be asked for again, unless there is a failure."""
+        """Commit: nothing before this offset is read again, unless there is a failure."""
         self._reader.commit(end)
 
     @abstractmethod
@@ -241,7 +241,7 @@ def _ranges(given: Given, struct: StructType) -> _Ranges:
 
 
 def _text(who: str, offset: Any) -> str:
-    """An offset as JSON: one that readers cannot change afterwards, and that can be compared."""
+    """Return an offset as JSON, which readers cannot change afterwards, and which compares."""
     try:
         return json.dumps(offset, sort_keys=True)
     except (TypeError, ValueError) as error:
@@ -277,10 +277,10 @@ class _RangeReader(Reader):
         self._read: str | None = None
         """The end of the range that is read, but not committed."""
         self._committed = offset[0]
-        """Where the data source was last told to commit, or where it began."""
+        """The offset of the data source's last commit, or where it began."""
 
     def poll(self, now: float, max_rows: int) -> Offer | None:
-        """Rows of the partition at hand; asks for a new range if the last one is read."""
+        """Return rows of the partition at hand; asks for a new range if the last one is read."""
         until = time.monotonic() + _POLL_S
         while self._partition is not None or self._begin(now):
             assert self._partition is not None
@@ -370,7 +370,7 @@ class _Partition:
         """What is left of the last record batch."""
 
     def take(self, most: int, until: float) -> pa.RecordBatch | None:
-        """At least one row if there are any, and at most so many; None at the end.
+        """Return at least one row if there are any, and at most a number; None at the end.
 
         Args:
             most: How many rows.
@@ -387,7 +387,7 @@ class _Partition:
         return piece
 
     def skip(self, rows: int) -> int:
-        """Leave out so many rows; returns how many there were."""
+        """Skip a number of rows; return how many there were."""
         left = rows
         while left and (batch := self.take(left, math.inf)) is not None:
             left -= batch.num_rows
@@ -400,7 +400,7 @@ class _Partition:
             close()
 
     def _pull(self, most: int, until: float) -> list[Any]:
-        """Rows up to the next record batch, which is then the rest."""
+        """Return rows up to the next record batch, which is then the rest."""
         rows: list[Any] = []
         for item in self._given:
             if not isinstance(item, pa.RecordBatch):

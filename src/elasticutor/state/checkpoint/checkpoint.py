@@ -122,9 +122,9 @@ class Checkpoint:
             below: Go on from the newest epoch below this one, and only if it is of this very
                 topology: for who numbers the epochs itself, and knows which comes next.
             keep: How many epochs can be gone back to, at least 2.
-            lease_s: For how long a claim counts that nobody renews.
+            lease_s: For how long a claim counts that is not renewed.
             timeout_s: How long to wait for another run's claim to end at most.
-            say: Is told what takes time.
+            say: Called with what takes time.
 
         Raises:
             BadValueError: There can be no such location, or no such schema of state.
@@ -207,7 +207,7 @@ class Checkpoint:
             InUseError: Another run has taken the checkpoint over; the epoch is not committed, or
                 it is that run's to publish.
             StorageError: It could not be written, and is not there.
-            UncertainError: Nobody can tell.
+            UncertainError: It is not known.
         """
         self._require_next(epoch, attempt, files)
         with self._lock:
@@ -241,9 +241,9 @@ class Checkpoint:
                 self._files.setdefault(file.executor, []).append(file)
 
     def go_back(self, epoch: Epoch) -> None:
-        """Go on from the epoch before the newest: that one will be committed again, anew.
+        """Go on from the epoch before the newest: that one will be committed again.
 
-        Until it is, what was committed stays, and counts for whoever opens the checkpoint.
+        Until it is, what was committed stays, and counts when the checkpoint is opened.
 
         Args:
             epoch: The one to go on from. If it is the newest, there is nothing to do.

@@ -1,9 +1,9 @@
 """Claims: one run at a time has a checkpoint, and the next knows when it may have it.
 
-A claim is a file of its own, named by a number and by chance. Whoever wants the checkpoint writes
-the next number, then looks: if somebody has written the same one, both take theirs back and try
-again. So no two ever hold the same number, whatever the storage, as long as a file that was written
-is seen by everyone who lists the folder afterwards.
+A claim is a file of its own, named by a number and by chance. A run that wants the checkpoint
+writes the next number, then looks: if another has written the same one, both take theirs back and
+try again. So no two ever hold the same number, whatever the storage, as long as a file that was
+written is seen by all who list the folder afterwards.
 
 A later claim wins. The holder of an earlier one looks before and after each manifest that it
 writes; what it commits after the next claim's first look is void, and it learns so.
@@ -22,22 +22,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self
 
-from elasticutor.state.checkpoint.errors import (
-    AbsentError,
-    DamagedError,
-    InUseError,
-    LayoutError,
-    Words,
-)
+from elasticutor.errors import Words
+from elasticutor.state.checkpoint.errors import AbsentError, DamagedError, InUseError, LayoutError
 from elasticutor.state.checkpoint.location import Location
 from elasticutor.state.checkpoint.manifests import checked, rendered
 
 CLAIMS: Final = "claims"
 _NAME: Final = re.compile(r"(?P<number>\d{6,})-(?P<nonce>[0-9a-f]{8})\.json")
-_KEPT: Final = 4  # old ones, for those who want to know what happened
+_KEPT: Final = 4  # old ones, to find out what happened
 _POLL_S: Final = 0.05
 _ABSENCES: Final = 10
-"""So many looks in a row must find no claim before it counts as taken back."""
+"""How many looks in a row must find no claim before it counts as taken back."""
 
 Say = Callable[[str], None]
 
@@ -73,7 +68,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """That somebody has the checkpoint, and since when it was last said."""
+    """That a run has the checkpoint, and when it last said so."""
 
     number: int
     nonce: str
@@ -97,7 +92,7 @@ class Claim:
 
     @classmethod
     def read(cls, location: Location, name: str) -> Self | None:
-        """The claim in a file; None if it is gone, or nobody can tell what it says."""
+        """The claim in a file; None if it is gone, or cannot be read."""
         found = _NAME.fullmatch(name)
         assert found is not None
         try:
@@ -136,13 +131,13 @@ class Lease:
         Args:
             location: The checkpoint.
             run: Who wants it.
-            lease_s: For how long a claim counts that nobody renews.
+            lease_s: For how long a claim counts that is not renewed.
             timeout_s: How long to wait for it at most.
             least: The number must be larger than this.
-            say: Is told what is waited for.
+            say: Called with what is waited for.
 
         Raises:
-            InUseError: Somebody else has it.
+            InUseError: Another run has it.
             StorageError: The storage refuses.
         """
         until = time.monotonic() + timeout_s
@@ -170,14 +165,14 @@ class Lease:
         return self._claim.number
 
     def require(self) -> None:
-        """Make sure that nobody has taken the checkpoint over.
+        """Make sure that no other run has taken the checkpoint over.
 
         Raises:
-            InUseError: Somebody has.
+            InUseError: One has.
         """
         own = self._claim.path.rpartition("/")[2]
         names = _names(self._location)
-        # One of the same number will be taken back: whoever wrote it sees this one.
+        # One of the same number will be taken back: its writer sees this one.
         later = [name for name in names if _number(name) > self.number]
         if not later and own in names:
             return
@@ -200,7 +195,7 @@ class Lease:
             self._write(replace(self._claim, released=True))
 
     def clear_away(self) -> None:
-        """Remove claims of long ago, and what was left by those who died while they made one."""
+        """Remove claims of long ago, and what was left where making one was interrupted."""
         for name in _names(self._location):
             if _number(name) < self.number - _KEPT:
                 self._location.remove(f"{CLAIMS}/{name}")
@@ -219,7 +214,7 @@ def _wait_for(location: Location, name: str, lease_s: float, until: float, say: 
     first = Claim.read(location, name)
     if first is not None and (first.released or first.holder.is_gone()):
         return
-    who = str(first.holder) if first else f"somebody whose claim {name} cannot be read"
+    who = str(first.holder) if first else f"a run whose claim {name} cannot be read"
     lease = max(lease_s, first.lease_s) if first else lease_s
     hint = "stop that run, or give this one another location"
     say(f"{where} is claimed by {who}; waiting {lease:g} s for a sign of it")
@@ -271,11 +266,11 @@ def _is_alive(pid: int, born: str) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        pass  # somebody else's, but there
+        pass  # another user's, but there
     fields = _facts(pid)
     if len(fields) <= 19:
         return True  # not ours to look at
-    # A zombie, which nobody has waited for, does no more either.
+    # A zombie, which was not waited for, does no more either.
     return fields[0] not in "ZX" and fields[19] == born
 
 

@@ -7,7 +7,7 @@ ElasticutorError
     ├── LayoutError         written in a layout that this version does not read
     ├── MismatchError       what is in it does not fit the topology
     ├── InUseError          another run has it
-    ├── UncertainError      nobody can tell whether the last manifest was written
+    ├── UncertainError      it is not known whether the last manifest was written
     └── StorageError        the storage refuses: full, read-only, not allowed, not there
         └── AbsentError     there is no such file
 ```
@@ -20,7 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from elasticutor.errors import ElasticutorError
+from elasticutor.errors import ElasticutorError, Words
 
 STORAGE_FAULTS: Final = (OSError, pa.ArrowException)
 """What `pyarrow.fs` and the operating system raise."""
@@ -62,9 +62,9 @@ class InUseError(CheckpointError):
 
 
 class UncertainError(CheckpointError):
-    """Nobody can tell whether an epoch was committed, because the storage does not answer.
+    """It is not known whether an epoch was committed: the storage does not answer.
 
-    Whoever opens the checkpoint next will see.
+    The next one to open the checkpoint will see.
     """
 
 
@@ -74,20 +74,6 @@ class StorageError(CheckpointError):
 
 class AbsentError(StorageError):
     """There is no such file."""
-
-
-class Words(str):
-    """Text that stands in a sentence as it is, without quotes.
-
-    Example:
-        >>> print(DamagedError("a.json", "be whole", Words("12 of 30 bytes")))
-        a.json must be whole; got 12 of 30 bytes
-    """
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def refused(path: str, must: str, error: Exception) -> StorageError:

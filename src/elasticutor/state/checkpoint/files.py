@@ -15,13 +15,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
-from elasticutor.errors import BadValueError
+from elasticutor.errors import BadValueError, Words
 from elasticutor.state.checkpoint.errors import (
     AbsentError,
     DamagedError,
     LayoutError,
     MismatchError,
-    Words,
 )
 from elasticutor.state.checkpoint.forms import LAYOUT, FileName, Kind, StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location
@@ -55,7 +54,7 @@ def write_increment(
         attempt: The attempt that made the changes.
         epoch: The epoch in which they were made.
         changes: The changed records of each shard, with one for each key.
-        inline: Up to so many bytes nothing is written here: the manifest will have them inside,
+        inline: Up to this number of bytes, nothing is written here: the manifest has them inside,
             and is durable or not as a whole.
 
     Returns:

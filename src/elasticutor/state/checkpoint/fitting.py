@@ -1,4 +1,4 @@
-"""Whether a checkpoint fits a topology, and what must be written anew so that it does."""
+"""Whether a checkpoint fits a topology, and what must be rewritten so that it does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from elasticutor.core.protocol.ids import Attempt
-from elasticutor.state.checkpoint.errors import MismatchError, Words
+from elasticutor.errors import Words
+from elasticutor.state.checkpoint.errors import MismatchError
 from elasticutor.state.checkpoint.forms import StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location
 from elasticutor.state.checkpoint.manifests import Manifest
@@ -44,17 +45,17 @@ def require_fit(
     for name, old in manifest.forms.items():
         new = forms.get(name)
         if new is None:
-            hint = f"call it {name!r} again, or begin anew at another location"
+            hint = f"call it {name!r} again, or start over at another location"
             got = Words(f"state of {name!r}, which is not in the topology")
             raise MismatchError(where, f"be of operators {sorted(forms)}", got, hint)
         if _kind_of(old) != _kind_of(new):
-            hint = "partition by the same columns as before, or begin anew at another location"
+            hint = "partition by the same columns as before, or start over at another location"
             must = f"have state of {name!r} by {_words(new)}"
             raise MismatchError(where, must, Words(f"by {_words(old)}"), hint)
     for name, tasks in manifest.sources.items():
         now = sources.get(name)
         if now != tasks:
-            hint = f"give {name!r} tasks={tasks} as before, or begin anew at another location"
+            hint = f"give {name!r} tasks={tasks} as before, or start over at another location"
             must = f"have offsets of {now or 'no'} tasks of source {name!r}"
             raise MismatchError(where, must, Words(f"those of {tasks}"), hint)
 
@@ -66,7 +67,7 @@ def fitted(
     attempt: Attempt,
     say: Callable[[str], None],
 ) -> tuple[StateFile, ...]:
-    """The manifest's files, with those written anew that are of operators in another form."""
+    """The manifest's files, with those rewritten that are of operators in another form."""
     files: list[StateFile] = []
     for name, new in sorted(forms.items()):
         old = manifest.forms.get(name)
@@ -75,7 +76,7 @@ def fitted(
             files += mine
             continue
         was, will_be = (f"{form.executors} × {form.shards}" for form in (old, new))
-        say(f"state of {name!r} is written anew: from {was} shards to {will_be}")
+        say(f"state of {name!r} is rewritten: from {was} shards to {will_be}")
         made = reshape(location, old, new, mine, epoch=manifest.epoch, attempt=attempt)
         files += sorted(made, key=lambda file: file.executor)
     return tuple(files)

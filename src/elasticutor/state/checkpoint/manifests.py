@@ -11,12 +11,12 @@ from functools import cached_property
 from typing import Any, Final, Self
 
 from elasticutor.core.protocol.ids import Attempt, Epoch
+from elasticutor.errors import Words
 from elasticutor.state.checkpoint.errors import (
     AbsentError,
     CheckpointError,
     DamagedError,
     LayoutError,
-    Words,
 )
 from elasticutor.state.checkpoint.forms import (
     ATTEMPTS,

@@ -12,6 +12,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
+import numpy as np
+
 from elasticutor.errors import BadValueError
 
 _SAFE: Final = 2**53
@@ -19,7 +21,7 @@ _TYPES: Final = "None, bool, int, float, str, bytes, list, tuple, set, frozenset
 
 
 def to_json(value: Any) -> Any:
-    """A plain value as something that JSON has.
+    """A plain value as something that JSON has; a number of NumPy counts as one of Python.
 
     Raises:
         BadValueError: It is, or contains, something else: a subclass of a plain type too.
@@ -30,6 +32,8 @@ def to_json(value: Any) -> Any:
         >>> from_json(to_json({1: (b"a", None)}))
         {1: (b'a', None)}
     """
+    if isinstance(value, np.bool_ | np.integer | np.floating):
+        value = value.item()
     dump = _DUMPS.get(type(value))
     if dump is None:
         got = f"{value!r} of type {type(value).__name__}"

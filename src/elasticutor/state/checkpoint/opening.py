@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from elasticutor.core.protocol.ids import Epoch
+from elasticutor.errors import Words
 from elasticutor.state.checkpoint.errors import (
     CheckpointError,
     DamagedError,
     LayoutError,
     MismatchError,
-    Words,
 )
 from elasticutor.state.checkpoint.files import check
 from elasticutor.state.checkpoint.forms import StateFile
@@ -72,13 +72,13 @@ def newest_below(location: Location, names: Sequence[ManifestName], below: int) 
             f"have an epoch before {below}, which is to come next",
             Words(f"those of {sorted(set(there))}"),
             "what drives it has gone further back than is kept here: restore both from the same "
-            "time, or begin both anew",
+            "time, or begin both again",
         )
     return before[0] if before else None
 
 
 def require_topology(location: Location, names: Sequence[ManifestName], topology: str) -> None:
-    """Refuse a checkpoint of somebody else's.
+    """Refuse a checkpoint of another owner.
 
     Raises:
         MismatchError: It is.
@@ -134,7 +134,7 @@ def _last_good(location: Location, names: Iterable[ManifestName]) -> Epoch | Non
 
 
 def _with_way_out(fault: CheckpointError, good: Epoch | None) -> CheckpointError:
-    hint = "no other epoch is whole; begin anew at another location"
+    hint = "no other epoch is whole; start over at another location"
     if good is not None:
         hint = (
             f"epoch {good} is whole: open with epoch={good} to go on from there; what later epochs "

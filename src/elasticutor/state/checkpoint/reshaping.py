@@ -1,4 +1,4 @@
-"""State for other numbers of executors and shards: every key is hashed anew.
+"""State for other numbers of executors and shards: every key is hashed again.
 
 The hash of a key depends on its value and on what kind of value it is, and not on how wide the
 column was (`elasticutor.core.keys`). The key that was kept has both, so columns can be made of keys
@@ -54,7 +54,7 @@ def reshape(
     epoch: Epoch,
     attempt: Attempt,
 ) -> Iterator[StateFile]:
-    """Write an operator's state anew in another form, one old executor after another.
+    """Rewrite an operator's state in another form, one old executor after another.
 
     Raises:
         BadValueError: A state does not fit the new `state_schema`.

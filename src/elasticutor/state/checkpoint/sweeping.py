@@ -81,10 +81,10 @@ class Shelf:
 
 
 def leftovers(location: Location, newest: Manifest, needed: frozenset[str]) -> list[str]:
-    """Files of state that nobody lists, and never will.
+    """Files of state that no manifest lists, and none will.
 
     Those of earlier claims are; those of this one if they are of an epoch that is committed, since
-    nobody writes for that any more. Of later epochs, any may be about to be listed.
+    none is written for that any more. Of later epochs, any may be about to be listed.
     """
     return [path for path in _void(location, newest) if path not in needed]
 

@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from elasticutor.errors import BadValueError
-from elasticutor.state.checkpoint.errors import Words
+from elasticutor.errors import BadValueError, Words
 from elasticutor.state.codec import decode, decode_key, encode
 
 # How a state looked, in the column `shape`; these numbers are on disk.
@@ -168,7 +167,7 @@ class TypedValues:
         shapes: npt.NDArray[np.int8],
         keys: Sequence[bytes],
     ) -> list[pa.Array]:
-        # With and without padding at once only if somebody changed between the two.
+        # With and without padding at once only if it was changed between the two.
         codes = shapes[places]
         parts: list[list[pa.Array]] = []
         order: list[npt.NDArray[np.intp]] = []

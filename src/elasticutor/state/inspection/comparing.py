@@ -25,7 +25,7 @@ class Difference:
     added: tuple[Entry, ...]
     removed: tuple[Entry, ...]
     changed: tuple[tuple[Entry, Entry], ...]
-    """As they were and as they are. State that is pickled anew may differ in its bytes alone."""
+    """As they were and as they are. State that is pickled again may differ in its bytes alone."""
 
 
 def difference(

@@ -32,7 +32,7 @@ class OperatorKept:
     rows: int
     """In all of its files: of a key that changed several times, several."""
     keys: int | None
-    """None if nobody can tell without reading the files."""
+    """None if that takes reading the files."""
     files: int
     size: int
     """Bytes."""
@@ -123,7 +123,7 @@ def check_files(
 
     Args:
         reader: Of the checkpoint.
-        progress: Is told what was found so far, and how many files there are.
+        progress: Called with what was found so far, and how many files there are.
 
     Raises:
         MismatchError: There is no checkpoint.

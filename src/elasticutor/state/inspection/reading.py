@@ -18,13 +18,12 @@ import pyarrow.compute as pc
 
 from elasticutor.core.keys import executors_of
 from elasticutor.core.protocol.ids import Epoch
-from elasticutor.errors import BadValueError, UnsupportedKeyError
+from elasticutor.errors import BadValueError, UnsupportedKeyError, Words
 from elasticutor.state.checkpoint.errors import (
     AbsentError,
     CheckpointError,
     DamagedError,
     MismatchError,
-    Words,
 )
 from elasticutor.state.checkpoint.forms import StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location
@@ -266,7 +265,7 @@ class StateReader:
             epoch: As of which epoch; the newest by default.
             limit: How many at most; all by default.
             unpickle: Whether to unpickle what is pickled. That runs code which is in the
-                checkpoint: do it only if you trust whoever can write there.
+                checkpoint: do it only if you trust all who can write there.
 
         Raises:
             BadValueError: There is no such operator.

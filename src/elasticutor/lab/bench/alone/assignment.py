@@ -14,7 +14,8 @@ from functools import cache
 from typing import Any
 
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.core.scheduler.assignment import DEFAULT_PHI, Holding, assign, migration_cost_bytes
+from elasticutor.core.scheduler.assignment import DEFAULT_PHI, Holding, assign
+from elasticutor.core.scheduler.migration_cost import migration_cost_bytes
 from elasticutor.errors import BadValueError
 
 _MOST_NODES, _MOST_EXECUTORS, _MOST_CORES = 3, 4, 8

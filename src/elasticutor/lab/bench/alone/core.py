@@ -12,9 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
@@ -24,7 +22,10 @@ from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, TaskId
 from elasticutor.errors import BadValueError
-from elasticutor.lab.bench.figures import Spread
+from elasticutor.lab.bench.declare import Benchmark
+from elasticutor.lab.bench.figures import Figures, Samples, figure, samples
+from elasticutor.lab.bench.live import Bench
+from elasticutor.lab.options import option
 
 _UPSTREAMS = (Peer("u0"), Peer("u1"))
 _DESTINATION = Peer("down")
@@ -32,143 +33,87 @@ _ROW_BYTES = 144
 _WINDOW_BYTES = 1 << 21  # of the destination, which grants as an executor does: by quarters
 
 
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What arrives, and what it costs: both decide how large chunks are."""
-
-    row_us: float
-    """What the operator takes per tuple."""
-    batch_rows: int
-    """Tuples per arriving batch; Zipf-skewed over the shards."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.row_us < math.inf:
-            raise BadValueError("row_us", "be finite and more than 0", self.row_us)
-        if self.batch_rows < 1:
-            raise BadValueError("batch_rows", "be at least 1", self.batch_rows)
-
-
 WORKLOADS = (
-    Workload(row_us=1000, batch_rows=64),  # the paper's tuples
-    Workload(row_us=50, batch_rows=1024),
-    Workload(row_us=5, batch_rows=4096),
-    Workload(row_us=5, batch_rows=1024),  # chunks of several parts each: the dearest
+    (1000.0, 64),  # the paper's tuples
+    (50.0, 1024),
+    (5.0, 4096),
+    (5.0, 1024),  # chunks of several parts each: the costliest
 )
+"""What the operator takes per tuple, in µs; and tuples per arriving batch, Zipf-skewed over shards.
+
+Both decide how large chunks are.
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkloadFigures:
+class WorkloadFigures(Figures):
     """What was measured with one workload."""
 
-    workload: Workload
-    us_per_chunk: Spread
-    us_per_balance: Spread
-    rows_per_chunk: float
+    row_us: float = figure()
+    batch_rows: int = figure()
+    rows_per_chunk: float = figure("tuples per chunk", ".0f", digits=1, default=0.0)
+    us_per_chunk: Samples = samples("µs per chunk", ".1f", better="lower")
+    us_per_balance: Samples = samples("µs per balancing", ".0f", better="lower")
 
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        return {
-            "row_us": self.workload.row_us,
-            "batch_rows": self.workload.batch_rows,
-            "rows_per_chunk": round(self.rows_per_chunk, 1),
-            "us_per_chunk": self.us_per_chunk.median,
-            "us_per_chunk_p10": self.us_per_chunk.low,
-            "us_per_chunk_p90": self.us_per_chunk.high,
-            "us_per_balance": self.us_per_balance.median,
-            "us_per_balance_p10": self.us_per_balance.low,
-            "us_per_balance_p90": self.us_per_balance.high,
-        }
+    def heading(self) -> str:
+        """Its row in the table."""
+        return f"{self.row_us:g} µs, batches of {self.batch_rows}"
 
 
-@dataclass(frozen=True, slots=True)
-class CoreBench:
+class CoreFigures(Figures):
     """What was measured."""
 
-    us_per_chunk: Spread
-    """Over all rounds of all workloads."""
-    reference_us: Spread
-    """A fixed bit of pure Python, timed between the rounds: how fast the machine was meanwhile."""
-    workloads: tuple[WorkloadFigures, ...]
-    rounds: int
-    shards: int
-    tasks: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        return {
-            "us_per_chunk": self.us_per_chunk.median,
-            "us_per_chunk_p10": self.us_per_chunk.low,
-            "us_per_chunk_p90": self.us_per_chunk.high,
-            "reference_us": self.reference_us.median,
-            "reference_us_p10": self.reference_us.low,
-            "reference_us_p90": self.reference_us.high,
-            "rounds": self.rounds,
-            "shards": self.shards,
-            "tasks": self.tasks,
-            "workloads": [figures.as_dict() for figures in self.workloads],
-        }
+    us_per_chunk: Samples = samples("µs per chunk, all workloads", ".1f", better="lower")
+    workloads: list[WorkloadFigures] = figure("workload")
 
 
-def bench_core(
-    *,
-    shards: int = 256,
-    tasks: int = 8,
-    rounds: int = 30,
-    workloads: Sequence[Workload] = WORKLOADS,
-    seed: int = 1,
-) -> CoreBench:
-    """Measure the core's logic per chunk.
+class CoreBench(Benchmark):
+    """What the core's logic costs per chunk, in microseconds; no process, no socket."""
 
-    Args:
-        shards: z of the executor.
-        tasks: Its cores.
-        rounds: Measurements per workload, of some hundred to some thousand chunks each. Workloads
-            take turns, so that a slow moment of the machine hits all of them.
-        workloads: What arrives, and what it costs.
-        seed: For the shards of the tuples.
-    """
-    for name, value in (("shards", shards), ("tasks", tasks), ("rounds", rounds)):
-        if value < 1:
-            raise BadValueError(name, "be at least 1", value)
-    rigs = [_Rig(shards, tasks, workload, seed) for workload in workloads]
-    for rig in rigs:
-        rig.warm_up()
-    reference = []
-    for _ in range(rounds):
-        reference.append(_reference() * 1e6)
-        for rig in rigs:
-            rig.measure()
-    return CoreBench(
-        us_per_chunk=Spread.of([cost for rig in rigs for cost in rig.per_chunk]),
-        reference_us=Spread.of(reference),
-        workloads=tuple(rig.figures() for rig in rigs),
-        rounds=rounds,
-        shards=shards,
-        tasks=tasks,
+    about = "core logic: {shards} shards, {tasks} tasks"
+
+    facts: ClassVar[tuple[str, ...]] = ("reference_us",)
+
+    shards: int = option(256, "Shards of the executor.", min=1, key="shards")
+    tasks: int = option(8, "Its cores.", min=1, key="tasks")
+    rounds: int = option(30, "Measurements per workload.", min=1, key="rounds")
+    row_us: float | None = option(
+        None, "Only this workload: what a tuple takes, in µs.", shows="four"
     )
+    batch_rows: int = option(1024, "With --row-us: tuples per arriving batch.", min=1)
 
+    def check(self) -> None:
+        """Refuse tuples that take no time."""
+        if self.row_us is not None and not 0 < self.row_us < math.inf:
+            raise BadValueError("row_us", "be finite and more than 0", self.row_us)
 
-def _reference() -> float:
-    started = time.perf_counter()
-    for _ in range(100):
-        sum(range(1000))
-    return (time.perf_counter() - started) / 100
+    def measure(self, bench: Bench) -> CoreFigures:
+        """Some hundred to some thousand chunks for each measurement; workloads take turns."""
+        workloads = WORKLOADS if self.row_us is None else ((self.row_us, self.batch_rows),)
+        rigs = [_Rig(self.shards, self.tasks, *workload) for workload in workloads]
+        for rig in rigs:
+            rig.warm_up()
+        for _ in range(self.rounds):
+            bench.machine.glance()
+            for rig in rigs:
+                rig.measure()
+        found = [rig.found for rig in rigs]
+        costs = [cost for figures in found for cost in figures.us_per_chunk]
+        return CoreFigures(us_per_chunk=costs, workloads=found)
 
 
 class _Rig:
     """An executor whose tasks answer as soon as their virtual work is done."""
 
-    def __init__(self, shards: int, tasks: int, workload: Workload, seed: int) -> None:
-        rng = np.random.default_rng(seed)
+    def __init__(self, shards: int, tasks: int, row_us: float, batch_rows: int) -> None:
+        rng = np.random.default_rng(1)
         weights = 1.0 / np.arange(1, shards + 1) ** 0.5
         self._batches = [
-            rng.choice(shards, workload.batch_rows, p=weights / weights.sum()).astype(np.int32)
+            rng.choice(shards, batch_rows, p=weights / weights.sum()).astype(np.int32)
             for _ in range(64)
         ]
         config = ExecutorConfig(shards=shards)
         self._executor = ElasticExecutor(config, NodeId("n0"), now=0.0)
-        self._workload = workload
-        self._row_s = workload.row_us * 1e-6
+        self._row_us, self._batch_rows = row_us, batch_rows
         self._now = 0.0
         self._seconds = 0.0
         self._due: deque[do.Dispatch] = deque()
@@ -187,8 +132,7 @@ class _Rig:
 
     def _forget(self) -> None:
         """Count from zero."""
-        self.per_chunk: list[float] = []
-        self.per_balance: list[float] = []
+        self.found = WorkloadFigures(row_us=self._row_us, batch_rows=self._batch_rows)
         self.chunks = 0
         self.rows = 0
 
@@ -201,13 +145,9 @@ class _Rig:
     def measure(self) -> None:
         """Take one measurement."""
         seconds, chunks = self.round()
-        self.per_chunk.append(seconds / chunks * 1e6)
-        self.per_balance.append(self.balance() * 1e6)
-
-    def figures(self) -> WorkloadFigures:
-        """What was measured."""
-        per_chunk, per_balance = Spread.of(self.per_chunk), Spread.of(self.per_balance)
-        return WorkloadFigures(self._workload, per_chunk, per_balance, self.rows / self.chunks)
+        self.found.us_per_chunk.append(seconds / chunks * 1e6)
+        self.found.us_per_balance.append(self.balance() * 1e6)
+        self.found.rows_per_chunk = self.rows / self.chunks
 
     def round(self) -> tuple[float, int]:
         """Some batches, all the way through; returns seconds in the core, and chunks."""
@@ -242,7 +182,7 @@ class _Rig:
         self.rows += rows
         size = rows * _ROW_BYTES
         output = ev.Output(_DESTINATION, None, size, rows)
-        useful = rows * self._row_s
+        useful = rows * self._row_us * 1e-6
         self._tell(ev.ChunkProcessed(chunk.task, Attempt(1), chunk.chunk, useful, (output,)))
         self._emitted += size
         if self._emitted + _WINDOW_BYTES - self._taken >= _WINDOW_BYTES // 4:

@@ -9,24 +9,26 @@ measured is the CPU time of this process, which is the driver and nothing else.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from elasticutor.driver.cluster import BaseCluster
-from elasticutor.driver.life.supervisor import Supervisor
 from elasticutor.driver.run import Run
-from elasticutor.errors import BadValueError
+from elasticutor.driver.supervisor import Supervisor
+from elasticutor.lab.bench import options
 from elasticutor.lab.bench.alone.stand_ins import StandInWork, be_ends, be_nodes
-from elasticutor.lab.bench.live import BenchError, Machine, Progress, silent
+from elasticutor.lab.bench.declare import Benchmark
+from elasticutor.lab.bench.figures import Figures, figure
+from elasticutor.lab.bench.live import Bench, BenchError, notes
 from elasticutor.lab.bench.operators import COUNTS_AND_SUMS, CountAndSum
+from elasticutor.lab.options import option
+from elasticutor.lab.proc import PROC, cpu_s, stat_of
 from elasticutor.operator import Operator, State
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
@@ -43,109 +45,74 @@ _START_S = 300.0
 _END_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class DriverBench:
+class DriverFigures(Figures):
     """What was measured."""
 
-    cpu: float
-    """CPU time of the driver per second: its share of a core."""
-    threads: dict[str, float]
-    """The same by thread, those first that have the most."""
-    messages_s: float
-    """Messages that it took in per second."""
-    due_s: float
-    """Measurements that were due per second; if it takes in fewer, it cannot keep up."""
-    measure_s: float
+    cpu: float = figure("CPU, of a core", ".3f", digits=4, better="lower")
+    """CPU time of the driver per second."""
+    threads: dict[str, float] = figure("of that, by thread", ".3f", digits=4)
+    """Those first that have the most."""
+    messages_s: float = figure("messages taken in, a second", ".0f", digits=1)
+    measurements_due_s: float = figure("measurements due, a second", ".0f", digits=1)
+    """If it takes in fewer messages, it cannot keep up."""
+    measure_s: float = figure()
     """Between two measurements of an executor."""
-    plans: int
+    plans: int = figure()
     """Executors whose cores the scheduler planned to change."""
-    start_s: float
+    start_s: float = figure("start, s", ".1f", digits=3, better="lower")
     """From the submission until all participants were up, and sources would send."""
-    start_cpu_s: float
-    """CPU time of the driver until then."""
-    dropped: int
-    executors: int
-    seconds: float
-    machine: Machine
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        return {
-            "cpu": round(self.cpu, 4),
-            "threads": {name: round(share, 4) for name, share in self.threads.items()},
-            "messages_s": round(self.messages_s, 1),
-            "measurements_due_s": round(self.due_s, 1),
-            "measure_s": self.measure_s,
-            "plans": self.plans,
-            "start_s": round(self.start_s, 3),
-            "start_cpu_s": round(self.start_cpu_s, 3),
-            "dropped": self.dropped,
-            "executors": self.executors,
-            "seconds": self.seconds,
-            **self.machine.as_dict(),
-        }
+    start_cpu_s: float = figure("start, s of CPU", ".1f", digits=3, better="lower")
+    dropped: int = figure()
 
 
-def bench_driver(
-    *,
-    executors: int = 1000,
-    seconds: float = 20.0,
-    warm_up_s: float = 5.0,
-    seed: int = 1,
-    progress: Progress = silent,
-) -> DriverBench:
-    """Measure the CPU time of a driver.
+class DriverBench(Benchmark):
+    """How much of a core the driver takes: hub, supervisor, scheduler and sockets are real."""
 
-    Args:
-        executors: Of two operators, half of them each; at least 2.
-        seconds: How long to measure.
-        warm_up_s: How long to wait before that, from when all are up.
-        seed: For the amounts of work.
-        progress: Told what is being done.
-    """
-    if executors < 2:
-        raise BadValueError("executors", "be at least 2", executors)
-    machine = Machine()
-    machine.glance()
-    halves = (executors - executors // 2, executors // 2)
-    work = [StandInWork(count, seed + number) for number, count in enumerate(halves)]
-    progress(f"starting stand-ins for {executors} executors")
-    with TemporaryDirectory(prefix="elasticutor-bench-") as folder, _Cluster(work) as cluster:
-        began, cpu_before = time.monotonic(), time.process_time()
-        run = cluster.submit(
-            _topology(halves),
-            journal=Path(folder) / "journal.jsonl",
-            start_timeout_s=_START_S,
-            patience_s=_START_S,
+    about = "The driver of {executors} executors"
+
+    executors: int = option(1000, "Of the run; stand-ins for them.", min=2, key="executors")
+    seconds: float = options.SECONDS(20.0, min=0.5)
+    warm_up: float = options.WARM_UP(5.0)
+    seed: int = options.SEED(1, help="For the amounts of work.")
+
+    def measure(self, bench: Bench) -> DriverFigures:
+        """Measure the CPU time of this process, once all executors are up."""
+        halves = (self.executors - self.executors // 2, self.executors // 2)
+        work = [StandInWork(count, self.seed + number) for number, count in enumerate(halves)]
+        bench.say(f"starting stand-ins for {self.executors} executors")
+        with notes() as folder, _Cluster(work) as cluster:
+            began, cpu_before = time.monotonic(), time.process_time()
+            run = cluster.submit(
+                _topology(halves),
+                journal=folder / "journal.jsonl",
+                start_timeout_s=_START_S,
+                patience_s=_START_S,
+            )
+            start_s, start_cpu_s = time.monotonic() - began, time.process_time() - cpu_before
+            bench.say(f"measuring for {self.seconds:g} s, after {self.warm_up:g} s")
+            _let_pass(run, self.warm_up)
+            before = _Reading.now(cluster)
+            _let_pass(run, self.seconds)
+            after = _Reading.now(cluster)
+            bench.machine.glance()
+            plans = len(run.events("cores planned"))
+            dropped = cluster.hub.mail.dropped
+            measure_s = run.supervisor.tempo.measure_s
+            run.cancel(_END_S)
+        lasted = after.at - before.at
+        threads = Counter(after.threads)
+        threads.subtract(before.threads)
+        return DriverFigures(
+            cpu=(after.cpu_s - before.cpu_s) / lasted,
+            threads={name: spent / lasted for name, spent in threads.most_common() if spent > 0},
+            messages_s=(after.messages - before.messages) / lasted,
+            measurements_due_s=self.executors / measure_s,
+            measure_s=measure_s,
+            plans=plans,
+            start_s=start_s,
+            start_cpu_s=start_cpu_s,
+            dropped=dropped,
         )
-        start_s, start_cpu_s = time.monotonic() - began, time.process_time() - cpu_before
-        progress(f"measuring for {seconds:g} s, after {warm_up_s:g} s")
-        _let_pass(run, warm_up_s)
-        before = _Reading.now(cluster)
-        _let_pass(run, seconds)
-        after = _Reading.now(cluster)
-        machine.glance()
-        plans = len(run.events("cores planned"))
-        dropped = cluster.hub.mail.dropped
-        tempo = run.supervisor.tempo
-        run.cancel(_END_S)
-    lasted = after.at - before.at
-    threads = Counter(after.threads)
-    threads.subtract(before.threads)
-    return DriverBench(
-        cpu=(after.cpu_s - before.cpu_s) / lasted,
-        threads={name: spent / lasted for name, spent in threads.most_common() if spent > 0},
-        messages_s=(after.messages - before.messages) / lasted,
-        due_s=executors / tempo.measure_s,
-        measure_s=tempo.measure_s,
-        plans=plans,
-        start_s=start_s,
-        start_cpu_s=start_cpu_s,
-        dropped=dropped,
-        executors=executors,
-        seconds=seconds,
-        machine=machine,
-    )
 
 
 def _topology(halves: tuple[int, int]) -> Topology:
@@ -191,18 +158,13 @@ class _Reading:
 def _thread_times() -> dict[str, float]:
     """Seconds of CPU by thread, threads of one name together; empty where the system has none."""
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
-    tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
-    spent: Counter[str] = Counter()
-    for folder in Path("/proc/self/task").glob("[0-9]*"):
-        try:
-            told = (folder / "stat").read_text()
-        except OSError:  # it has ended
-            continue
-        comm, _, rest = told.partition("(")[2].rpartition(")")
-        fields = rest.split()
-        name = names.get(int(folder.name), comm)
-        spent[name] += (int(fields[11]) + int(fields[12])) * tick_s  # type: ignore[assignment]
-    return dict(spent)
+    spent: dict[str, float] = {}
+    for folder in (PROC / "self" / "task").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            comm, fields = stat_of(folder)
+            name = names.get(int(folder.name), comm)
+            spent[name] = spent.get(name, 0.0) + cpu_s(fields)
+    return spent
 
 
 class _Cluster(BaseCluster):

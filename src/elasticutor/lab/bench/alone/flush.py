@@ -7,17 +7,16 @@ processes of the machine are none of its business.
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError
-from elasticutor.lab.bench.figures import Spread
-from elasticutor.process.hosting.directories import SHARED_MEMORY
+from elasticutor.lab.bench.declare import Benchmark
+from elasticutor.lab.bench.figures import MEDIAN, Figures, Samples, figure, samples
+from elasticutor.lab.bench.live import Bench, shared_memory
+from elasticutor.lab.options import option
 from elasticutor.state.cache import StateCache
 from elasticutor.state.codec import CODEC
 from elasticutor.state.levels import Levels
@@ -35,86 +34,61 @@ _A1 = Attempt(1)
 _MAP_BYTES = 4 << 30
 
 
-@dataclass(frozen=True, slots=True)
-class KindFigures:
+class KindFigures(Figures):
     """What was measured with one kind of state."""
 
-    apart_ms: Spread
+    apart_ms: Samples = samples("set apart, ms", ".2f", shows=MEDIAN, better="lower")
     """To set apart what has changed: the pause."""
-    us_per_state: Spread
+    us_per_state: Samples = samples("µs per state written", ".2f", shows=MEDIAN, better="lower")
     """To encode and write it."""
-    slice_ms: Spread
+    slice_ms: Samples = samples("ms per slice", ".2f", shows=MEDIAN)
     """The same for one slice, between which a task works on."""
 
 
-@dataclass(frozen=True, slots=True)
-class FlushBench:
+class FlushFigures(Figures):
     """What was measured, by kind of state."""
 
-    kinds: dict[str, KindFigures]
-    states: int
-    changed: int
-    shards: int
-    rounds: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        return {
-            "states": self.states,
-            "changed": self.changed,
-            "shards": self.shards,
-            "rounds": self.rounds,
-            "kinds": {
-                kind: {
-                    "apart_ms": round(figures.apart_ms.median, 4),
-                    "us_per_state": round(figures.us_per_state.median, 3),
-                    "slice_ms": round(figures.slice_ms.median, 3),
-                }
-                for kind, figures in self.kinds.items()
-            },
-        }
+    kinds: dict[str, KindFigures] = figure("states")
 
 
-def bench_flush(
-    *, states: int = 100_000, changed: int = 50_000, shards: int = 256, rounds: int = 5
-) -> FlushBench:
-    """Measure the end of an epoch in a task.
+class FlushBench(Benchmark):
+    """What the end of an epoch costs a task, in CPU time; no other process."""
 
-    Args:
-        states: How many the task has cached.
-        changed: How many of them an epoch changes.
-        shards: Of the task.
-        rounds: Epochs for each kind of state.
+    about = "an epoch that changes {changed:,} of {states:,} states"
 
-    Raises:
-        BadValueError: There are not as many to change.
-    """
-    if not 0 < changed <= states:
-        raise BadValueError("changed states", f"be 1 to {states}", changed)
-    kinds = {kind: _measured(make, states, changed, shards, rounds) for kind, make in KINDS.items()}
-    return FlushBench(kinds, states, changed, shards, rounds)
+    facts: ClassVar[tuple[str, ...]] = ()
 
+    states: int = option(100_000, "That a task has cached.", min=1, key="states")
+    changed: int = option(50_000, "Of these in every epoch.", min=1, key="changed")
+    shards: int = option(256, "Of the task.", min=1, key="shards")
+    rounds: int = option(5, "Epochs for each kind of state.", min=1, key="rounds")
 
-def _measured(
-    make: Callable[[int], Any], states: int, changed: int, shards: int, rounds: int
-) -> KindFigures:
-    there = SHARED_MEMORY if Path(SHARED_MEMORY).is_dir() else None
-    apart, whole, slices = [], [], []
-    with (
-        tempfile.TemporaryDirectory(prefix="elasticutor-bench-", dir=there) as place,
-        LmdbBackend.create(place, map_size=_MAP_BYTES) as backend,
-    ):
-        store = Levels.create(backend, attempt=_A1, committed=Epoch(0))
-        cache = StateCache(store, CODEC, _A1, Epoch(1))
-        for number in range(-1, rounds):
-            some = range(states if number < 0 else changed)
-            _change(cache, some, make, number, shards)
-            took, parts = _end_epoch(cache, store)
-            if number >= 0:
-                apart.append(took * 1e3)
-                whole.append(sum(parts) / changed * 1e6)
-                slices += [part * 1e3 for part in parts]
-    return KindFigures(Spread.of(apart), Spread.of(whole), Spread.of(slices))
+    def check(self) -> None:
+        """Refuse to change more states than there are."""
+        if not 0 < self.changed <= self.states:
+            raise BadValueError("changed states", f"be 1 to {self.states}", self.changed)
+
+    def measure(self, bench: Bench) -> FlushFigures:
+        """Epochs of each kind of state, after one that fills the cache."""
+        return FlushFigures(kinds={kind: self._of_kind(make) for kind, make in KINDS.items()})
+
+    def _of_kind(self, make: Callable[[int], Any]) -> KindFigures:
+        found = KindFigures()
+        with (
+            shared_memory() as place,
+            LmdbBackend.create(place, map_size=_MAP_BYTES) as backend,
+        ):
+            store = Levels.create(backend, attempt=_A1, committed=Epoch(0))
+            cache = StateCache(store, CODEC, _A1, Epoch(1))
+            for number in range(-1, self.rounds):
+                some = range(self.states if number < 0 else self.changed)
+                _change(cache, some, make, number, self.shards)
+                took, parts = _end_epoch(cache, store)
+                if number >= 0:
+                    found.apart_ms.append(took * 1e3)
+                    found.us_per_state.append(sum(parts) / self.changed * 1e6)
+                    found.slice_ms += [part * 1e3 for part in parts]
+        return found
 
 
 def _change(

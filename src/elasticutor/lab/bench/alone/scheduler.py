@@ -10,7 +10,7 @@ known.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,12 @@ from elasticutor.core.measure.metrics import ExecutorMetrics
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.placement import place
 from elasticutor.core.scheduler.scheduler import CorePlan, Scheduler
-from elasticutor.errors import BadValueError
+from elasticutor.lab.bench import options
 from elasticutor.lab.bench.alone.assignment import against_optimum
-from elasticutor.lab.bench.figures import Spread
-from elasticutor.lab.bench.live import Machine, Progress, silent, spread_as_dict
+from elasticutor.lab.bench.declare import Benchmark
+from elasticutor.lab.bench.figures import Figures, Samples, figure, samples
+from elasticutor.lab.bench.live import Bench
+from elasticutor.lab.options import option
 
 _WARM_UP = 3
 _EVERY_S = 20.0  # longer than a cool-down
@@ -39,97 +41,62 @@ _TARGET_S = 0.05
 _OPERATORS = ("parse", "count")
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerBench:
+class SchedulerFigures(Figures):
     """What was measured."""
 
-    decide_ms: Spread
-    plans: int
-    """How many of the calls made a plan."""
-    changes: Spread
-    """Executors whose cores a plan changes."""
-    nodes: int
-    cores: int
-    """Of each node."""
-    executors: int
-    repeat: int
-    assignment: dict[str, Any]
+    median_ms: Samples = samples("a decision, median, ms", ".2f", better="lower")
+    plans: int = figure("decisions that made a plan", default=0)
+    changes: Samples = samples("executors that a plan changes", "g")
+    assignment: dict[str, Any] = figure(default_factory=dict)
     """How near assignments come to the best, in small cases; see `against_optimum`."""
-    machine: Machine
 
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        return {
-            **spread_as_dict("median_ms", self.decide_ms),
-            "plans": self.plans,
-            **spread_as_dict("changes", self.changes),
-            "nodes": self.nodes,
-            "cores": self.cores,
-            "executors": self.executors,
-            "repeat": self.repeat,
-            "assignment": self.assignment,
-            **self.machine.as_dict(),
-        }
+    def lines(self) -> Iterator[Sequence[str]]:
+        """Decisions, and small assignments beside the best."""
+        yield from super().lines()
+        found = self.assignment
+        yield "small assignments at the optimum", f"{found['at_optimum']:.1%}", ""
+        yield "cost over the optimum, mean", f"{found['mean_ratio']:.4f}", ""
+        yield "cost over the optimum, worst", f"{found['worst_ratio']:.2f}", ""
 
 
-def bench_scheduler(
-    *,
-    nodes: int = 32,
-    cores: int = 8,
-    executors: int = 384,
-    repeat: int = 50,
-    cases: int = 500,
-    seed: int = 1,
-    progress: Progress = silent,
-) -> SchedulerBench:
-    """Time decisions about a cluster that is made up.
+class SchedulerBench(Benchmark):
+    """How long the scheduler takes from measurements to a plan, and how good its plans are."""
 
-    Args:
-        nodes: Of the cluster.
-        cores: Of each node.
-        executors: In two operators, one feeding the other. If there are more than cores, some
-            share.
-        repeat: Decisions to time; three before them do not count.
-        cases: Small cases in which the assignment is compared with the best there is.
-        seed: For loads, states and cases.
-        progress: Told what is being done.
-    """
-    sizes = {"nodes": nodes, "cores": cores, "executors": executors, "repeat": repeat}
-    for name, value in sizes.items():
-        if value < 1:
-            raise BadValueError(name, "be at least 1", value)
-    machine = Machine()
-    cluster = _Cluster(nodes, cores, executors, seed)
-    scheduler = Scheduler()
-    progress(f"{repeat} decisions about {executors} executors on {nodes} × {cores} cores")
-    took_ms, changes = [], []
-    for number in range(-_WARM_UP, repeat):
-        machine.glance()
-        seen = cluster.measure()
-        started = time.perf_counter()
-        plan = scheduler.decide(number * _EVERY_S, cluster.nodes, [seen])
-        elapsed_s = time.perf_counter() - started
-        if plan is not None:
-            cluster.carry_out(plan)
-        if number >= 0:
-            took_ms.append(elapsed_s * 1e3)
-            changes.append(0 if plan is None else len(plan.changed))
-    progress(f"{cases} small assignments against the best")
-    return SchedulerBench(
-        decide_ms=Spread.of(took_ms),
-        plans=sum(count > 0 for count in changes),
-        changes=Spread.of(changes),
-        nodes=nodes,
-        cores=cores,
-        executors=executors,
-        repeat=repeat,
-        assignment=against_optimum(cases, seed),
-        machine=machine,
-    )
+    about = "{executors} executors on {nodes} × {cores} cores"
+
+    nodes: int = option(32, "Of the cluster.", min=1, key="nodes")
+    cores: int = option(8, "Of each node.", min=1, key="cores")
+    executors: int = option(384, "More than there are cores: some share.", min=1, key="executors")
+    repeat: int = option(50, "Decisions to time.", min=1, key="repeat")
+    cases: int = option(500, "Small assignments to compare with the best.", min=1)
+    seed: int = options.SEED(1, help="For loads, states and cases.")
+
+    def measure(self, bench: Bench) -> SchedulerFigures:
+        """Time decisions about a cluster that is made up; some before them do not count."""
+        found = SchedulerFigures()
+        cluster = _Cluster(self.nodes, self.cores, self.executors, self.seed)
+        scheduler = Scheduler()
+        bench.say(f"{self.repeat} decisions about {self.title()}")
+        for number in range(-_WARM_UP, self.repeat):
+            bench.machine.glance()
+            seen = cluster.measure()
+            started = time.perf_counter()
+            plan = scheduler.decide(number * _EVERY_S, cluster.nodes, [seen])
+            elapsed_s = time.perf_counter() - started
+            if plan is not None:
+                cluster.carry_out(plan)
+            if number >= 0:
+                changed = 0 if plan is None else len(plan.changed)
+                found.median_ms.append(elapsed_s * 1e3)
+                found.changes.append(changed)
+                found.plans += changed > 0
+        bench.say(f"{self.cases} small assignments against the best")
+        found.assignment = against_optimum(self.cases, self.seed)
+        return found
 
 
 class _Cluster:
-    """Executors with some work each, which does as it is told."""
+    """Executors with some work each; every plan is carried out at once."""
 
     def __init__(self, nodes: int, cores: int, executors: int, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -196,4 +163,4 @@ class _Cluster:
             self._cores[name] = dict(plan.cores[name])
 
 
-_NO_LATENCY = LatencyHistogram()  # nobody looks at it
+_NO_LATENCY = LatencyHistogram()  # the scheduler does not look at it

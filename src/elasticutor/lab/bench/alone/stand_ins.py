@@ -133,7 +133,7 @@ class Office:
         self._inside.append(one)
 
     def run(self) -> None:
-        """Answer and measure until told to end."""
+        """Answer and measure until the end."""
         look_at = 0.0
         while not self.over:
             self._clock.wait(_TICK_S)
@@ -229,7 +229,7 @@ class _Participant(_StandIn):
         return self._every_s
 
     def measure(self, now: float, seconds: float) -> None:
-        """Send what was measured in so many seconds."""
+        """Send what was measured in these seconds."""
         raise NotImplementedError
 
 
@@ -259,7 +259,7 @@ class _Executor(_Participant):
                 self.end()
 
     def _staff(self) -> None:
-        """Let tasks come and go until they are as wanted, and tell of each."""
+        """Let tasks come and go until they are as wanted, and report each."""
         surplus = Counter(task.node for task in self._tasks.values())
         surplus.subtract(self._cores)
         for task, seen in list(self._tasks.items()):

@@ -9,107 +9,76 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
 from elasticutor.lab.bench.checkpoint.state import PATIENCE_S, Store
-from elasticutor.lab.bench.live import BenchError, Progress, silent, watch
+from elasticutor.lab.bench.figures import MEDIAN, P50, Figures, Samples, figure, samples
+from elasticutor.lab.bench.live import Bench, BenchError, watch
 from elasticutor.sinks import NoSink
 from elasticutor.state.checkpoint import StateFile
 
+_SHARES = (0.01, 0.1)
+"""Of the keys that every epoch changes, a run each."""
 _GLANCE_S = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(Figures):
     """What the epochs of one run have written."""
 
-    share: float
+    share: float = figure()
     """The share of the keys that every epoch changes."""
-    rows: tuple[int, ...]
-    """Keys that were dirty, by epoch."""
-    sizes: tuple[int, ...]
-    """Bytes of the increments, by epoch."""
-    folded: int
-    """Bytes of what increments were folded into meanwhile."""
-    folds: int
-    pauses_ms: tuple[float, ...]
-    epochs_s: tuple[float, ...]
+    dirty_keys_per_epoch: Samples = samples("dirty keys", ",.0f", shows=MEDIAN)
+    bytes_per_epoch: Samples = samples("bytes per epoch", ",.0f", shows=MEDIAN, better="lower")
+    """Of increments."""
+    bytes_per_dirty_key: float = figure("bytes per dirty key", ".1f", digits=2, default=0.0)
+    folded_bytes_per_epoch: int = figure("folded bytes per epoch", ",", default=0)
+    folded_over_increments: float = figure(digits=3, default=0.0)
+    folds: int = figure(default=0)
+    pause_ms: Samples = samples("pause ms", ".1f", shows=P50, better="lower")
+    epoch_s: Samples = samples(shows=P50)
+    epochs: int = figure(default=0)
 
-    @property
-    def bytes_per_key(self) -> float:
-        """Bytes of increments per dirty key."""
-        return sum(self.sizes) / sum(self.rows)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        return {
-            "share": self.share,
-            "dirty_keys_per_epoch": int(np.median(self.rows)),
-            "bytes_per_epoch": int(np.median(self.sizes)),
-            "bytes_per_dirty_key": round(self.bytes_per_key, 2),
-            "folded_bytes_per_epoch": round(self.folded / len(self.rows)),
-            "folded_over_increments": round(self.folded / sum(self.sizes), 3),
-            "folds": self.folds,
-            "pause_ms_p50": round(float(np.median(self.pauses_ms)), 3),
-            "epoch_s_p50": round(float(np.median(self.epochs_s)), 3),
-            "epochs": len(self.rows),
-        }
+    def heading(self) -> str:
+        """Its row in the table."""
+        return f"{self.share:.1%}"
 
 
-@dataclass(frozen=True, slots=True)
-class Dirty:
+class DirtyFigures(Figures):
     """What epochs write when little of much state is dirty."""
 
     store: Store
-    runs: tuple[Written, ...]
-    whole: int
-    """Bytes of all files of the filled checkpoint."""
-
-    @property
-    def proportion(self) -> float:
-        """Bytes per dirty key of the last share over that of the first; 1: in proportion."""
-        return self.runs[-1].bytes_per_key / self.runs[0].bytes_per_key
+    shares: list[Written] = figure("share", default_factory=list)
+    bytes_of_all: int = figure()
+    """Of all files of the filled checkpoint."""
+    proportion: float = figure(digits=3, default=0.0)
+    """Bytes per dirty key of the last share over that of the first; 1: in proportion."""
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
-        return {
-            "keys": self.store.keys,
-            "bytes_of_all": self.whole,
-            "shares": [written.as_dict() for written in self.runs],
-            "proportion": round(self.proportion, 3),
-        }
+        return {"keys": self.store.keys, **super().as_dict()}
 
 
-def bench_dirty(
-    cluster: BaseCluster,
-    store: Store,
-    *,
-    shares: Sequence[float] = (0.01, 0.1),
-    epochs: int = 20,
-    interval_s: float = 2.0,
-    progress: Progress = silent,
-) -> Dirty:
+def measure_dirty(
+    bench: Bench, cluster: BaseCluster, store: Store, *, epochs: int = 20, interval_s: float = 2.0
+) -> DirtyFigures:
     """Let runs go on from a filled checkpoint that change a share of the keys in every epoch.
 
     Args:
+        bench: Shows each run.
         cluster: Where.
         store: From `filled`; later epochs are added to it.
-        shares: Of the keys, a run each.
-        epochs: So many in each run.
+        epochs: How many in each run.
         interval_s: How long each is.
-        progress: Told about each run.
     """
-    whole = sum(file.size for file in store.manifests()[0].files)
-    runs = []
-    for share in shares:
-        progress(f"{share:.1%} of {store.keys:,} keys in every epoch, {epochs} epochs")
-        runs.append(_change(cluster, store, share, epochs, interval_s))
-    return Dirty(store, tuple(runs), whole)
+    found = DirtyFigures(store=store, bytes_of_all=store.file_bytes())
+    for share in _SHARES:
+        bench.say(f"{share:.1%} of {store.keys:,} keys in every epoch, {epochs} epochs")
+        found.shares.append(_change(cluster, store, share, epochs, interval_s))
+    first, last = found.shares[0], found.shares[-1]
+    found.proportion = last.bytes_per_dirty_key / first.bytes_per_dirty_key
+    return found
 
 
 def _change(
@@ -130,25 +99,26 @@ def _change(
 
 def _written(run: Run, share: float, epochs: int, files: Sequence[StateFile]) -> Written:
     """What the epochs have written, but for the first: it has what the start let heap up."""
-    committed = run.events("epoch committed")[1 : epochs + 1]
+    found = Written(share=share, epochs=epochs)
     pauses = {event["epoch"]: event["pause_ms"] for event in run.events("epoch sealed")}
-    numbers = [event["epoch"] for event in committed]
-    increments = {number: [f for f in files if f.first == f.last == number] for number in numbers}
-    folds = [file for file in files if file.first != file.last]
-    for event in committed:
-        found = sum(file.size for file in increments[event["epoch"]])
-        if found != event["bytes"]:
-            who = f"increments of epoch {event['epoch']}"
-            raise BenchError(who, f"be seen in manifests: {event['bytes']} bytes", found)
-    return Written(
-        share,
-        tuple(sum(file.rows for file in increments[number]) for number in numbers),
-        tuple(event["bytes"] for event in committed),
-        sum(file.size for file in folds),
-        len(folds),
-        tuple(pauses[number] for number in numbers),
-        tuple(event["seconds"] for event in committed),
-    )
+    for event in run.events("epoch committed")[1 : epochs + 1]:
+        number = event["epoch"]
+        increments = [file for file in files if file.first == file.last == number]
+        size = sum(file.size for file in increments)
+        if size != event["bytes"]:
+            who = f"increments of epoch {number}"
+            raise BenchError(who, f"be seen in manifests: {event['bytes']} bytes", size)
+        found.dirty_keys_per_epoch.append(sum(file.rows for file in increments))
+        found.bytes_per_epoch.append(size)
+        found.pause_ms.append(pauses[number])
+        found.epoch_s.append(event["seconds"])
+    written = sum(found.bytes_per_epoch)
+    folds = [file.size for file in files if file.first != file.last]
+    found.bytes_per_dirty_key = written / sum(found.dirty_keys_per_epoch)
+    found.folds = len(folds)
+    found.folded_bytes_per_epoch = round(sum(folds) / epochs)
+    found.folded_over_increments = sum(folds) / written
+    return found
 
 
 def _files(store: Store) -> dict[str, StateFile]:

@@ -1,18 +1,15 @@
 """`elasticutor bench checkpoint --part restore`: how soon a run with much state goes on.
 
 A run is submitted with a filled checkpoint, and timed until all state is back and the first output
-is with the sink. The same with an empty checkpoint tells what a start takes by itself. Every output
+is with the sink. The same with an empty checkpoint shows what a start takes by itself. Every output
 must know its key, so what is timed is a restore of everything. Beside it each step alone, in one
 process and one after the other: to open and verify, to load, to put into a store.
 """
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,8 @@ from elasticutor.driver.checkpoints import form_of, opened, release
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
 from elasticutor.lab.bench.checkpoint.state import PATIENCE_S, Store
-from elasticutor.lab.bench.figures import Spread
-from elasticutor.lab.bench.live import BenchError, Progress, silent, spread_as_dict, watch
-from elasticutor.process.hosting.directories import SHARED_MEMORY
+from elasticutor.lab.bench.figures import MEDIAN, Figures, Samples, Table, figure, grid, samples
+from elasticutor.lab.bench.live import SINK, Bench, BenchError, shared_memory, watch
 from elasticutor.sinks import MemorySink
 from elasticutor.state.checkpoint import Restorer
 from elasticutor.state.levels import Levels
@@ -37,106 +33,93 @@ _MAP_BYTES = 8 << 30
 _GLANCE_S = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """One start of a run, in seconds since it was submitted."""
+class Started(Figures):
+    """Starts of a run, in seconds since it was submitted."""
 
-    opened_s: float
+    opened_s: Samples = samples("opened, s", ".2f", shows=MEDIAN)
     """Until the checkpoint was open, and all of its files verified."""
-    running_s: float
-    """Until all processes were there, and the sources were told to send."""
-    restored_s: float
+    running_s: Samples = samples("running, s", ".2f", shows=MEDIAN)
+    """Until all processes were there, and the sources began to send."""
+    restored_s: Samples = samples("restored, s", ".2f", shows=MEDIAN)
     """Until every shard was back in a store; without any to restore, as `running_s`."""
-    flowing_s: float
+    flowing_s: Samples = samples("flowing, s", ".2f", shows=MEDIAN)
     """Until an output was with the sink."""
 
-    @property
-    def seconds(self) -> float:
-        """Until all state was back and tuples flowed."""
-        return max(self.restored_s, self.flowing_s)
 
-
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(Figures):
     """Each step of a restore alone, in seconds."""
 
-    open_s: float
-    load_s: float
-    store_s: float
+    open_s: Samples = samples("open, alone, s", ".2f", shows=MEDIAN)
+    load_s: Samples = samples("load, alone, s", ".2f", shows=MEDIAN)
+    store_s: Samples = samples("store, alone, s", ".2f", shows=MEDIAN)
 
 
-@dataclass(frozen=True, slots=True)
-class Restore:
+class RestoreFigures(Figures):
     """What restores take."""
 
     store: Store
-    size: int
-    """Bytes of the files."""
-    starts: tuple[Started, ...]
-    empty: tuple[Started, ...]
+    file_bytes: int = figure()
+    seconds: Samples = samples("until state is back and tuples flow, s", ".2f", better="lower")
+    steps_alone: Steps = figure("steps", default_factory=Steps)
+    until: Started = figure(default_factory=Started)
+    empty: Started = figure(default_factory=Started)
     """The same without anything to restore."""
-    steps: tuple[Steps, ...]
-
-    @property
-    def seconds(self) -> Spread:
-        """From submit until all is back and tuples flow."""
-        return Spread.of([start.seconds for start in self.starts])
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
         return {
+            **super().as_dict(),
             "keys": self.store.keys,
             "bytes_per_key": self.store.size,
-            "file_bytes": self.size,
-            **spread_as_dict("seconds", self.seconds),
-            "until": _medians(self.starts),
-            "empty": _medians(self.empty),
-            "steps_alone": _medians(self.steps),
             "fill_s": round(self.store.fill_s, 3),
-            "repeat": len(self.starts),
+            "repeat": len(self.seconds),
         }
 
+    def tables(self, title: str) -> Iterator[Table]:
+        """What starts take, and what each step takes."""
+        yield grid(title, "start", {"restored": self.until, "empty": self.empty})
+        yield from super().tables(title)
 
-def bench_restore(
-    cluster: BaseCluster,
-    store: Store,
-    spare: Path,
-    *,
-    repeat: int = 3,
-    progress: Progress = silent,
-) -> Restore:
+
+def measure_restore(
+    bench: Bench, cluster: BaseCluster, store: Store, spare: Path, *, repeat: int = 3
+) -> RestoreFigures:
     """Time runs that go on from a filled checkpoint.
 
     Args:
+        bench: Shows each run.
         cluster: Where.
         store: From `filled`; each run adds an epoch or two to it.
         spare: A folder for checkpoints that have nothing in them.
         repeat: How often.
-        progress: Told about each run.
     """
-    size = sum(file.size for file in store.manifests()[0].files)
-    starts, empty, steps = [], [], []
-    for number in range(repeat):
-        progress(f"restore of {store.keys:,} keys, {number + 1} of {repeat}")
-        starts.append(_start(cluster, store, store.folder, known=True))
-        empty.append(_start(cluster, store, spare / f"empty-{number}", known=False))
-        steps.append(_steps(store))
-    return Restore(store, size, tuple(starts), tuple(empty), tuple(steps))
+    found = RestoreFigures(store=store, file_bytes=store.file_bytes())
+    for number in bench.runs(repeat, f"restore of {store.keys:,} keys"):
+        _start(cluster, store, store.folder, found.until, known=True)
+        _start(cluster, store, spare / f"empty-{number}", found.empty, known=False)
+        _steps(store, found.steps_alone)
+    starts = zip(found.until.restored_s, found.until.flowing_s, strict=True)
+    found.seconds = [max(start) for start in starts]
+    return found
 
 
-def _start(cluster: BaseCluster, store: Store, folder: Path, *, known: bool) -> Started:
+def _start(
+    cluster: BaseCluster, store: Store, folder: Path, found: Started, *, known: bool
+) -> None:
     topology = store.topology(_TRICKLE, None, MemorySink())
     submitted = time.time()
     with cluster.submit(topology, checkpoint=folder, measure_s=_GLANCE_S, keep=True) as run:
         flowing = _flowing(run)
         restored = _restored(run, topology.plan().operators[0].shards) if known else None
         run.drain()
-        outputs = run.collected("out")
+        outputs = run.collected(SINK)
     if outputs.num_rows == 0 or (known and not pc.all(outputs["known"]).as_py()):
         raise BenchError("restored state", "have every key", outputs)
     started, running = run.events("run started")[0], run.events("run running")[0]
-    times = (started["time"], running["time"], restored or running["time"], flowing)
-    return Started(*(moment - submitted for moment in times))
+    found.opened_s.append(started["time"] - submitted)
+    found.running_s.append(running["time"] - submitted)
+    found.restored_s.append((restored or running["time"]) - submitted)
+    found.flowing_s.append(flowing - submitted)
 
 
 def _flowing(run: Run) -> float:
@@ -168,7 +151,7 @@ def _await(run: Run, when: Callable[[], float | None], must: str) -> float:
     raise BenchError("run", f"{must} within {PATIENCE_S:g} s", run.phase)
 
 
-def _steps(store: Store) -> Steps:
+def _steps(store: Store, found: Steps) -> None:
     plan = store.topology(_TRICKLE, None, MemorySink()).plan()
     form = form_of(plan.operators[0])
     before = time.perf_counter()
@@ -179,24 +162,13 @@ def _steps(store: Store) -> Steps:
             checkpoint.location, form, plan.operators[0].processes[0], checkpoint.committed
         )
         load_at = time.perf_counter()
-        with _shared_memory() as place, LmdbBackend.create(place, map_size=_MAP_BYTES) as backend:
+        with shared_memory() as place, LmdbBackend.create(place, map_size=_MAP_BYTES) as backend:
             levels = Levels.create(backend, attempt=Attempt(1), committed=checkpoint.committed)
             for shard in map(ShardId, range(form.shards)):
                 levels.merge(shard, state.records(shard))
             store_at = time.perf_counter()
     finally:
         release(checkpoint)
-    return Steps(open_at - before, load_at - open_at, store_at - load_at)
-
-
-@contextmanager
-def _shared_memory() -> Iterator[str]:
-    """A directory where nodes have their stores too, if there is such a place."""
-    there = SHARED_MEMORY if Path(SHARED_MEMORY).is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="elasticutor-bench-", dir=there) as place:
-        yield place
-
-
-def _medians(measured: tuple[Any, ...]) -> dict[str, float]:
-    names = [field.name for field in fields(measured[0])]
-    return {name: Spread.of([getattr(one, name) for one in measured]).median for name in names}
+    found.open_s.append(open_at - before)
+    found.load_s.append(load_at - open_at)
+    found.store_s.append(store_at - load_at)

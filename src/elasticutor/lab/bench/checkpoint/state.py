@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.errors import BadValueError
-from elasticutor.lab.bench.live import Progress, silent
+from elasticutor.lab.bench.live import Bench, pipeline
 from elasticutor.operator import Operator, State
 from elasticutor.sinks import NoSink, Sink
 from elasticutor.sources import Offer, Reader, Source
@@ -121,7 +121,7 @@ def _pool(size: int) -> pa.Array:
 
 
 class Keep(Operator):
-    """Keeps the newest bytes of every key, and tells whether there were any before."""
+    """Keeps the newest bytes of every key; its output says whether there were any before."""
 
     output: ClassVar[Any] = pa.schema([("key", pa.int64()), ("known", pa.bool_())])
 
@@ -147,11 +147,12 @@ class Store:
 
     def topology(self, rate: float | None, rows: int | None, sink: Sink) -> Topology:
         """What is run on it."""
-        topology = Topology("state")
-        stream = topology.source("keys", Sweep(self.keys, rate, rows, self.size))
-        kept = topology.operator("kept", Keep(), stream, key="key", cores=self.cores)
-        topology.sink("out", sink, kept)
-        return topology
+        sweep = Sweep(self.keys, rate, rows, self.size)
+        return pipeline("state", sweep, Keep(), sink, cores=self.cores)
+
+    def file_bytes(self) -> int:
+        """Bytes of all files of the newest epoch."""
+        return sum(file.size for file in self.manifests()[0].files)
 
     def manifests(self) -> list[Manifest]:
         """Those that count and are there, the newest first."""
@@ -167,20 +168,20 @@ def filled(
     size: int = 100,
     cores: int = 2,
     interval_s: float = 2.0,
-    progress: Progress = silent,
+    bench: Bench,
 ) -> Store:
-    """A checkpoint with so many keys of so many bytes each, made by a run of its own.
+    """Fill a checkpoint with keys, in a run of its own.
 
     Args:
-        cluster: Where; it needs so many free cores.
+        cluster: Where; it needs `cores` free cores.
         folder: For the checkpoint.
         keys: How many there are.
         size: Bytes of each.
         cores: Tasks of the operator.
         interval_s: From one epoch's end to the next: in the end there is a file of each.
-        progress: Told that it is done now.
+        bench: Shows that it is done now.
     """
-    progress(f"filling a checkpoint with {keys:,} keys of {size} bytes")
+    bench.say(f"filling a checkpoint with {keys:,} keys of {size} bytes")
     started = time.monotonic()
     store = Store(folder, keys, size, cores)
     topology = store.topology(None, keys, NoSink())

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from elasticutor.errors import BadValueError
+from elasticutor.lab.bench.record import WrappedReader
 from elasticutor.sources import Offer, Reader, Source
 
 
@@ -30,9 +31,9 @@ class DelayedSource(Source):
         return _LateReader(self._source.open(task, tasks, offset), self._delay_s)
 
 
-class _LateReader(Reader):
+class _LateReader(WrappedReader):
     def __init__(self, reader: Reader, delay_s: float) -> None:
-        self._reader = reader
+        super().__init__(reader)
         self._delay_s = delay_s
         self._begins: float | None = None
 
@@ -41,16 +42,6 @@ class _LateReader(Reader):
         """As the other, and nothing before it has begun or after its end."""
         begun = self._begun(time.time()) and not self._reader.exhausted
         return self._reader.rate if begun else 0.0
-
-    @property
-    def exhausted(self) -> bool:  # type: ignore[override]
-        """As the other."""
-        return self._reader.exhausted
-
-    @property
-    def offset(self) -> Any:
-        """As the other."""
-        return self._reader.offset
 
     def poll(self, now: float, max_rows: int) -> Offer | None:
         """What the other has, once it has begun."""
@@ -62,10 +53,6 @@ class _LateReader(Reader):
             return self._reader.wait_s(now)
         assert self._begins is not None
         return self._begins - now
-
-    def close(self) -> None:
-        """As the other."""
-        self._reader.close()
 
     def _begun(self, now: float) -> bool:
         if self._begins is None:

@@ -1,75 +1,121 @@
-"""`elasticutor bench elastic`: a paradigm at work on emulated nodes and cores, live.
+"""`elasticutor bench elastic`: paradigms compared, on emulated nodes and cores.
 
-One operator, whose tuples take a set time, on all cores of the cluster. The cores are emulated: a
-task sleeps for the time that its tuples take. Tuples come at a share of what the cores could do at
-best, or as fast as they are taken; now and then the keys' frequencies are dealt out anew (ω).
-
-Paradigms that are to be compared run in turn, seed by seed, with the same tuples each.
+Paradigms that are to be compared run in turn, seed by seed, with the same tuples each. With
+`--surge`, the load of one paradigm rises instead.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
-
-import numpy as np
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
 
 from elasticutor.core.executor.config import ExecutorConfig
-from elasticutor.core.paradigm import Paradigm
-from elasticutor.core.scheduler.scheduler import SchedulerConfig
-from elasticutor.driver.cluster import BaseCluster
-from elasticutor.driver.run import Run
+from elasticutor.core.paradigm import PARADIGMS, ParadigmName
 from elasticutor.errors import BadValueError
-from elasticutor.lab.bench.figures import Spread
-from elasticutor.lab.bench.live import BenchError, Machine, Progress, notes, silent, spread_as_dict
-from elasticutor.lab.bench.load.shuffle import OutputTimes
-from elasticutor.lab.bench.record import NotingSink, NotingSource, Recording
-from elasticutor.lab.bench.width import chunks_of
-from elasticutor.lab.bench.work import Emulate
-from elasticutor.sources import Generator, Source
-from elasticutor.topology import Topology
+from elasticutor.lab.bench import options
+from elasticutor.lab.bench.declare import Benchmark, read_option
+from elasticutor.lab.bench.figures import Figures, figure, interval_as_dict, percentiles, ratios
+from elasticutor.lab.bench.live import BadOptionError, Bench, chunks_of
+from elasticutor.lab.bench.load.emulated import ElasticRun, median_or_none, run_once
+from elasticutor.lab.bench.load.surge import LoadRise, run_surge
+from elasticutor.lab.options import option
+from elasticutor.sources import Generator
 
-BIN_S = 0.1
-"""Timelines have a moment for each of these."""
-_MORE_S = 1.0
-"""How much longer than it is measured a stream with a rate is."""
-_PATIENCE_S = 60.0
+_COST = re.compile(r"sleep:([0-9.]+)(us|ms|s)")
+_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _CREDIT_BYTES = 16 * 1024
 """A tuple has 24 bytes here and takes a millisecond: the usual 64 KB would be seconds of work."""
 
 
-@dataclass(frozen=True, slots=True)
-class ElasticSetting:
-    """What is run, but for the paradigm and the seed."""
+class ElasticFigures(Figures):
+    """All runs, in the order in which they were made."""
 
-    nodes: int = 2
-    cores: int = 4
-    executors: int = 2
-    shards: int = 256
-    cost_s: float = 0.001
-    load: float | None = 0.7
-    """Offered rate over what the cores could do at best; None: as fast as it is taken."""
-    omega: float = 0.0
-    zipf: float = 1.0
-    keys: int = 10_000
-    seconds: float = 30.0
-    warm_up_s: float = 5.0
-    chunk_s: float = 0.010
-    tick_s: float = 0.005
-    latency_target_s: float = 0.1
+    runs: list[ElasticRun] = figure("paradigm", default_factory=list)
 
-    def __post_init__(self) -> None:
-        if self.nodes * self.cores % self.executors:
-            raise BadValueError(
-                "executors", f"divide the {self.nodes * self.cores} cores", self.executors
-            )
-        if self.load is not None and not 0 < self.load < 10:
-            raise BadValueError("load", "be above 0 and below 10", self.load)
-        if self.load is None and self.omega:
-            hint = "leave --omega out, or give a load"
-            raise BadValueError("shuffles", "have a rate to go by", self.omega, hint)
+    def of(self, paradigm: str) -> list[ElasticRun]:
+        """The runs of one paradigm, seed by seed."""
+        return [run for run in self.runs if run.paradigm == paradigm]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for `--json`; flat if there is one run only."""
+        if len(self.runs) == 1:
+            found: dict[str, Any] = self.runs[0].as_dict()
+            return found
+        figures: dict[str, Any] = {}
+        first, *others = dict.fromkeys(run.paradigm for run in self.runs)
+        for paradigm in (first, *others):
+            runs = self.of(paradigm)
+            figures[paradigm] = {
+                "saturated": sum(run.saturated for run in runs),
+                "recovery_s": median_or_none([s for run in runs for s in run.recoveries_s]),
+            }
+            for name in ("throughput", "latency_p50_ms", "latency_p99_ms"):
+                mine = [getattr(run, name) for run in runs]
+                figures[paradigm] |= percentiles(name, mine)
+                if paradigm != first:
+                    of_first = [getattr(run, name) for run in self.of(first)]
+                    key = f"{name}_{first}_over_{paradigm}"
+                    figures |= interval_as_dict(key, ratios(of_first, mine))
+        return {**figures, **super().as_dict()}
+
+    def remarks(self) -> Iterator[str]:
+        """Each ratio, with its interval."""
+        figures = self.as_dict()
+        for name, interval in figures.items():
+            if name.endswith("_ci95"):
+                key = name.removesuffix("_ci95")
+                low, high = interval
+                what = key.replace("_", " ")
+                yield f"{what}: {figures[key]:.3f} (95 %: {low:.3f} – {high:.3f})"
+
+
+class ElasticBench(Benchmark):
+    """Throughput and latency of a paradigm, and how soon it has recovered from key shuffles.
+
+    The cores are emulated: a task sleeps for the time that its tuples take. With --surge the
+    operator starts with one core per executor, and the figure is when its backlog is gone.
+    """
+
+    about = "{nodes} nodes of {cores} emulated cores, ω = {omega:g}, Zipf {zipf:g}"
+
+    paradigm: str = option(
+        "elastic", "elastic, static, rc or naive; several, with commas, run in turn."
+    )
+    nodes: int = option(2, "Emulated nodes.", min=1, key="nodes")
+    cores: int = option(4, "Emulated cores of each.", min=1, key="cores")
+    executors: int | None = option(None, "Elastic executors.", min=1, shows="one per node")
+    shards: int = option(256, "Shards of each.", min=1, key="shards")
+    omega: float = option(0.0, "Key shuffles per minute.", min=0, key="omega")
+    zipf: float = options.ZIPF(1.0)
+    keys: int = options.KEYS(10_000, key="")
+    cost: str = option("sleep:1ms", "What a tuple takes: sleep:1ms, sleep:200us.")
+    load: float = option(
+        0.7, "Offered rate, as a share of what all cores can do.", min=0.01, key="load"
+    )
+    rate: str = option("", "max: as fast as tuples are taken; or tuples per second.")
+    seconds: float = options.SECONDS(30.0)
+    warm_up: float = options.WARM_UP(5.0)
+    seed: int = options.SEED(1, help="The first seed.")
+    repeat: int = options.REPEAT(1, help="How many seeds.")
+    surge: str = option("", "Instead: let the load rise, e.g. 1:8 cores' worth.")
+    latency_target_ms: float = option(100.0, "What the scheduler aims at.", min=0.1)
+    chunk_ms: float = options.CHUNK_MS(10.0)
+    tick_ms: float = option(5.0, "Tuples are sent every so often.", min=1, key="tick_ms")
+
+    @property
+    def cost_s(self) -> float:
+        """What a tuple takes."""
+
+        def read(given: str) -> float:
+            found = _COST.fullmatch(given)
+            seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+            if seconds <= 0:
+                raise ValueError
+            return seconds
+
+        return read_option("--cost", self.cost, read, "like sleep:1ms (or us, or s)")
 
     @property
     def ideal(self) -> float:
@@ -77,343 +123,93 @@ class ElasticSetting:
         return self.nodes * self.cores / self.cost_s
 
     @property
-    def config(self) -> ExecutorConfig:
-        """Of the executors."""
-        return replace(chunks_of(self.chunk_s), credit_s=0.02, min_credit_bytes=_CREDIT_BYTES)
-
-
-@dataclass(frozen=True, slots=True)
-class ElasticRun:
-    """One run of one paradigm."""
-
-    paradigm: Paradigm
-    seed: int
-    throughput: float
-    latency_mean_ms: float
-    latency_p50_ms: float
-    latency_p99_ms: float
-    """Of all rows due after the warm-up, shuffles included."""
-    behind_s: float
-    """How far the source was behind its schedule at the end."""
-    recoveries_s: tuple[float, ...]
-    sync_ms: tuple[float, ...]
-    migration_ms: tuple[float, ...]
-    core_changes: int
-    """Executors whose cores a plan has changed."""
-    quick_changes: int
-    """Those of them that had changed less than a cool-down before."""
-    timeline: tuple[dict[str, float], ...]
-    worst_second_p50_ms: float | None = None
-    """The median of the second with the largest one, by due times."""
-    worst_second_p99_ms: float | None = None
-    surge_s: float | None = None
-    """From the surge until its backlog was gone; infinite if it never was."""
+    def offered(self) -> float | None:
+        """Tuples per second; None: as fast as they are taken."""
+        if self.rate == "max":
+            return None
+        if self.rate:
+            return read_option("--rate", self.rate, float, "max or tuples per second")
+        return self.load * self.ideal
 
     @property
-    def saturated(self) -> bool:
-        """Whether the source could not keep to its schedule."""
-        return self.behind_s > 1.0
+    def config(self) -> ExecutorConfig:
+        """Of the executors."""
+        chunks = chunks_of(self.chunk_ms / 1e3)
+        return replace(chunks, credit_s=0.02, min_credit_bytes=_CREDIT_BYTES)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        return {
-            "paradigm": self.paradigm,
-            "seed": self.seed,
-            "throughput": round(self.throughput, 1),
-            "saturated": self.saturated,
-            "behind_s": round(self.behind_s, 3),
-            "latency_mean_ms": round(self.latency_mean_ms, 3),
-            "latency_p50_ms": round(self.latency_p50_ms, 3),
-            "latency_p99_ms": round(self.latency_p99_ms, 3),
-            "worst_second_p50_ms": self.worst_second_p50_ms,
-            "worst_second_p99_ms": self.worst_second_p99_ms,
-            "recovery_s": _median(self.recoveries_s),
-            "recoveries_s": [round(seconds, 3) for seconds in self.recoveries_s],
-            "sync_ms_p50": _median(self.sync_ms),
-            "migration_ms_p50": _median(self.migration_ms),
-            "reassignments": len(self.sync_ms),
-            "core_changes": self.core_changes,
-            "quick_core_changes": self.quick_changes,
-            "surge_s": None if self.surge_s is None else round(self.surge_s, 3),
-            "timeline": list(self.timeline),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class ElasticBench:
-    """All runs, in the order in which they were made."""
-
-    setting: ElasticSetting
-    runs: tuple[ElasticRun, ...]
-    machine: Machine
-
-    def of(self, paradigm: str) -> list[ElasticRun]:
-        """The runs of one paradigm, seed by seed."""
-        return [run for run in self.runs if run.paradigm == paradigm]
-
-    def ratio(self, figure: str, one: str, other: str) -> tuple[float, float, float]:
-        """One paradigm's figure over another's, by pairs: median, and its 95 % interval."""
-        pairs = zip(self.of(one), self.of(other), strict=True)
-        ratios = [getattr(a, figure) / max(getattr(b, figure), 1e-9) for a, b in pairs]
-        return _with_interval(ratios)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`; flat if there is one run only."""
-        setting = self.setting
-        facts = {
-            "ideal": round(setting.ideal, 1),
-            "offered": None if setting.load is None else round(setting.load * setting.ideal, 1),
-            "load": setting.load,
-            "nodes": setting.nodes,
-            "cores": setting.cores,
-            "executors": setting.executors,
-            "shards": setting.shards,
-            "cost_ms": setting.cost_s * 1e3,
-            "omega": setting.omega,
-            "zipf": setting.zipf,
-            "seconds": setting.seconds,
-            "chunk_ms": setting.chunk_s * 1e3,
-            "tick_ms": setting.tick_s * 1e3,
-            **self.machine.as_dict(),
-        }
-        if len(self.runs) == 1:
-            return {**self.runs[0].as_dict(), **facts}
-        return {**self._summary(), "runs": [run.as_dict() for run in self.runs], **facts}
-
-    def _summary(self) -> dict[str, Any]:
-        paradigms = list(dict.fromkeys(run.paradigm for run in self.runs))
-        figures: dict[str, Any] = {}
-        for paradigm in paradigms:
-            runs = self.of(paradigm)
-            figures[paradigm] = {
-                **spread_as_dict("throughput", Spread.of([run.throughput for run in runs])),
-                **spread_as_dict("latency_p50_ms", Spread.of([run.latency_p50_ms for run in runs])),
-                **spread_as_dict("latency_p99_ms", Spread.of([run.latency_p99_ms for run in runs])),
-                "saturated": sum(run.saturated for run in runs),
-                "recovery_s": _median([s for run in runs for s in run.recoveries_s]),
-            }
-        first, *others = paradigms
-        for other in others:
-            for figure in ("throughput", "latency_p50_ms", "latency_p99_ms"):
-                ratio, low, high = self.ratio(figure, first, other)
-                name = f"{figure}_{first}_over_{other}"
-                figures[name] = round(ratio, 4)
-                figures[f"{name}_ci95"] = [round(low, 4), round(high, 4)]
-        return figures
-
-
-def bench_elastic(
-    cluster: BaseCluster,
-    setting: ElasticSetting,
-    paradigms: Sequence[Paradigm],
-    *,
-    seeds: Sequence[int] = (1,),
-    progress: Progress = silent,
-) -> ElasticBench:
-    """Run paradigms in turn, for each seed.
-
-    Args:
-        cluster: Where: all of its cores must be free, and its scheduler on.
-        setting: What is run.
-        paradigms: Which; the first is compared with each of the others.
-        seeds: Of the tuples.
-        progress: Told about each run.
-    """
-    machine = Machine()
-    runs = []
-    for number, seed in enumerate(seeds):
-        turn = paradigms if number % 2 == 0 else tuple(reversed(paradigms))
-        for paradigm in turn:
-            progress(f"{paradigm}, seed {seed}")
-            machine.glance()
-            runs.append(run_once(cluster, setting, paradigm, seed))
-    return ElasticBench(setting, tuple(runs), machine)
-
-
-def run_once(
-    cluster: BaseCluster, setting: ElasticSetting, paradigm: Paradigm, seed: int
-) -> ElasticRun:
-    """Run one paradigm once."""
-    total_s = setting.warm_up_s + setting.seconds
-    rate = None if setting.load is None else setting.load * setting.ideal
-    with notes() as folder:
-        generator = Generator(
-            rate=rate,
-            zipf=setting.zipf,
-            keys=setting.keys,
-            omega=setting.omega,
+    def tuples(self, seed: int, seconds: float | None) -> Generator:
+        """What is sent."""
+        return Generator(
+            rate=self.offered,
+            zipf=self.zipf,
+            keys=self.keys,
+            omega=self.omega,
             payload=0,
             seed=seed,
-            seconds=None if rate is None else total_s + _MORE_S,
+            seconds=seconds,
         )
-        most_rows = max(8, int(setting.ideal * setting.tick_s))
-        source = NotingSource(generator, folder, setting.tick_s if rate else 0.0, most_rows)
-        topology = topology_of(setting, [source], NotingSink(folder))
-        run = submit(cluster, topology, setting, paradigm)
-        with run:
-            behind = _watch(run, setting)
-            metrics = run.metrics()
-            if rate is None:
-                run.stop(_PATIENCE_S + setting.seconds)
-            else:
-                _await_end(run, _PATIENCE_S + 2 * total_s)
-        recording = Recording.load(folder)
-    mean_ms, p50_ms, p99_ms = (
-        metrics.latency.mean_s * 1e3,
-        metrics.latency.percentile_s(50) * 1e3,
-        metrics.latency.percentile_s(99) * 1e3,
-    )
-    worst: tuple[float | None, float | None] = (None, None)
-    if rate is not None:  # every row says when it was due, and counts, however late it came
-        latency = recording.latency(setting.warm_up_s, total_s)
-        mean_ms, p50_ms, p99_ms = latency.mean_ms, latency.p50_ms, latency.p99_ms
-        worst = (latency.worst_p50_ms, latency.worst_p99_ms)
-    syncs, migrations = moves_of(run)
-    changes, quick = core_changes_of(run)
-    return ElasticRun(
-        paradigm,
-        seed,
-        _throughput(recording, setting),
-        mean_ms,
-        p50_ms,
-        p99_ms,
-        behind if rate else 0.0,
-        tuple(_recoveries(recording, setting, rate)),
-        syncs,
-        migrations,
-        changes,
-        quick,
-        tuple(_timeline(recording, setting)),
-        *worst,
-    )
 
+    @property
+    def executor_count(self) -> int:
+        """As given, or one on each node."""
+        return self.executors or self.nodes
 
-def topology_of(setting: ElasticSetting, sources: Sequence[Source], sink: Any) -> Topology:
-    """The job: one operator on emulated cores, behind its sources."""
-    topology = Topology("elastic")
-    streams = [topology.source(f"tuples-{n}", source) for n, source in enumerate(sources)]
-    worked = topology.operator(
-        "work",
-        Emulate(setting.cost_s),
-        streams if len(streams) > 1 else streams[0],
-        key="key",
-        executors=setting.executors,
-        shards=setting.shards,
-        cores=setting.nodes * setting.cores // setting.executors,
-    )
-    topology.sink("out", sink, worked)
-    return topology
+    def check(self) -> None:
+        """Refuse what cannot be read, and loads that cannot be."""
+        self.paradigms()
+        self.rise()
+        cores, offered = self.nodes * self.cores, self.offered
+        if cores % self.executor_count:
+            raise BadValueError("executors", f"divide the {cores} cores", self.executor_count)
+        if offered is None and self.omega:
+            hint = "leave --omega out, or give a load"
+            raise BadValueError("shuffles", "have a rate to go by", self.omega, hint)
+        if offered is not None and not 0 < offered < 10 * self.ideal:
+            raise BadValueError("load", "be above 0 and below 10", offered / self.ideal)
 
+    def paradigms(self) -> tuple[ParadigmName, ...]:
+        """Those that take turns; the first is compared with each of the others."""
+        names = self.paradigm.split(",")
+        for name in names:
+            if name not in PARADIGMS:
+                known = ", ".join(PARADIGMS)
+                raise BadOptionError("--paradigm", f"{name!r} is not one of {known}")
+        if len(set(names)) < len(names):
+            raise BadOptionError("--paradigm", f"{self.paradigm!r} names one twice")
+        return cast("tuple[ParadigmName, ...]", tuple(names))
 
-def submit(
-    cluster: BaseCluster, topology: Topology, setting: ElasticSetting, paradigm: Paradigm
-) -> Run:
-    """Start a job as a paradigm."""
-    return cluster.submit(
-        topology,
-        paradigm=paradigm,
-        latency_target=setting.latency_target_s,
-        config=setting.config,
-        measure_s=0.1,
-    )
+    def rise(self) -> LoadRise | None:
+        """How the load rises, if it does."""
 
+        def read(given: str) -> LoadRise:
+            before, after = map(float, given.split(":"))
+            if not 0 < before < after:
+                raise ValueError
+            return LoadRise(before, after)
 
-def _watch(run: Run, setting: ElasticSetting) -> float:
-    """Let it run, count from the end of the warm-up; returns how far it is behind at the end."""
-    wait(run, setting.warm_up_s)
-    run.reset_metrics()
-    wait(run, setting.seconds)
-    return run.metrics().behind_s
+        return read_option("--surge", self.surge, read, "like 1:8") if self.surge else None
 
+    def given(self) -> dict[str, Any]:
+        """The options, and what follows from them."""
+        offered = self.offered
+        return {
+            **super().given(),
+            "ideal": round(self.ideal, 1),
+            "offered": None if offered is None else round(offered, 1),
+            "load": None if offered is None else offered / self.ideal,
+            "executors": self.executor_count,
+            "cost_ms": self.cost_s * 1e3,
+        }
 
-def wait(run: Run, seconds: float) -> None:
-    """Let a run go on for so long.
-
-    Raises:
-        BenchError: It ended.
-    """
-    try:
-        run.wait(seconds)
-    except TimeoutError:
-        return
-    raise BenchError("run", f"last for {seconds:g} s more", run.phase)
-
-
-def _await_end(run: Run, patience_s: float) -> None:
-    """Until the last tuple is done, so that those that are late count, too."""
-    try:
-        run.wait(patience_s)
-    except TimeoutError as error:
-        hint = "give it less load, or a machine with less other work"
-        raise BenchError("run", f"end within {patience_s:g} s more", run.phase, hint) from error
-
-
-def _throughput(recording: Recording, setting: ElasticSetting) -> float:
-    arrived = recording.arrivals
-    first = setting.warm_up_s
-    inside = (arrived >= first) & (arrived < first + setting.seconds)
-    return float(recording.rows[inside].sum()) / setting.seconds
-
-
-def _recoveries(
-    recording: Recording, setting: ElasticSetting, rate: float | None
-) -> Iterator[float]:
-    if rate is None or not setting.omega:
-        return
-    every_s = 60 / setting.omega
-    outputs = OutputTimes(recording, rate, every_s)
-    end = setting.warm_up_s + setting.seconds
-    for number in range(1, int(end / every_s) + 1):
-        if setting.warm_up_s <= number * every_s <= end - every_s / 2:
-            yield outputs.recovery(number * every_s).seconds
-
-
-def moves_of(run: Run) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """How long shards were held, and how long of that their state was on its way elsewhere."""
-    events = [*run.events("shard moved"), *run.events("shards repartitioned")]
-    remote = [event for event in events if event["remote"]]
-    return (
-        tuple(event["sync_ms"] for event in events),
-        tuple(event["migration_ms"] for event in remote),
-    )
-
-
-def core_changes_of(run: Run) -> tuple[int, int]:
-    """How often an executor's cores were changed, and how often again within a cool-down."""
-    cooldown_s = SchedulerConfig().cooldown_s
-    last: dict[str, float] = {}
-    changes = quick = 0
-    for event in run.events("cores planned"):
-        changes += 1
-        quick += event["time"] - last.get(event["executor"], -math.inf) < cooldown_s
-        last[event["executor"]] = event["time"]
-    return changes, quick
-
-
-def _timeline(recording: Recording, setting: ElasticSetting) -> Iterator[dict[str, float]]:
-    """Per tenth of a second since the first tuple: rows per second, and how old they were."""
-    arrived = recording.arrived_s
-    latency = arrived - recording.due_s if setting.load is not None else np.zeros(len(arrived))
-    order = np.argsort(arrived, kind="stable")
-    arrived, latency = arrived[order], latency[order]
-    last = setting.warm_up_s + setting.seconds
-    for start in np.arange(0.0, last, BIN_S):
-        first, end = np.searchsorted(arrived, (start, start + BIN_S))
-        ages = latency[first:end] * 1e3
-        moment = {"time": round(float(start), 1), "throughput": round((end - first) / BIN_S, 1)}
-        if setting.load is not None and len(ages):
-            moment["latency_p50_ms"] = round(float(np.percentile(ages, 50)), 2)
-            moment["latency_p99_ms"] = round(float(np.percentile(ages, 99)), 2)
-        yield moment
-
-
-def _median(numbers: Sequence[float]) -> float | None:
-    return round(float(np.median(numbers)), 4) if len(numbers) else None
-
-
-def _with_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """The median of some ratios, and where it lies with 95 % by resampling them."""
-    found = np.array(ratios)
-    drawn = np.random.default_rng(0).choice(found, (2000, len(found)))
-    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
-    return float(np.median(found)), float(low), float(high)
+    def measure(self, bench: Bench) -> ElasticFigures:
+        """Runs of each paradigm, in turns; or of the first, whose load rises."""
+        found, rise = ElasticFigures(), self.rise()
+        paradigms = self.paradigms() if rise is None else self.paradigms()[:1]
+        with bench.cluster(self.cores, self.nodes, schedule_s=1.0) as cluster:
+            for number, paradigm in bench.turns(self.repeat, paradigms):
+                seed = self.seed + number
+                if rise is None:
+                    found.runs.append(run_once(cluster, self, paradigm, seed))
+                else:
+                    found.runs.append(run_surge(cluster, self, rise, paradigm, seed))
+        return found

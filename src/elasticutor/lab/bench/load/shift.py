@@ -10,169 +10,130 @@ each over all tuples that were due after the warm-up, however late they came.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+from elasticutor.core.paradigm import ParadigmName
 from elasticutor.driver.cluster import BaseCluster
-from elasticutor.lab.bench.figures import Spread
-from elasticutor.lab.bench.live import Machine, Progress, silent, spread_as_dict
-from elasticutor.lab.bench.load.elastic import ElasticSetting, run_once
-from elasticutor.lab.bench.peer.beside import (
-    PEER,
-    PeerSetting,
-    PeerWork,
-    best_of,
-    described,
-    run_peer,
-)
+from elasticutor.lab.bench.figures import Figures, Samples, figure, percentiles, ratios, samples
+from elasticutor.lab.bench.live import Bench
+from elasticutor.lab.bench.load.elastic import ElasticBench
+from elasticutor.lab.bench.load.emulated import run_once
+from elasticutor.lab.bench.peer import beside as peers
+from elasticutor.lab.bench.record import Latency
 
-FIGURES = ("p50_ms", "p99_ms", "worst_second_p50_ms", "worst_second_p99_ms")
-"""What the figures have of each side."""
-
-_TRIAL_S = 4.0
-_TRIAL_WARM_UP_S = 1.0
+_PARADIGMS: tuple[ParadigmName, ...] = ("elastic", "static")
 _SHARES = ((1, 8), (2, 4), (8, 1))
 """How the peer's eight workers may be shared out: processes, and threads in each."""
 _BATCHES = (1, 10)
 
 
-@dataclass(frozen=True, slots=True)
-class ShiftBench:
-    """What was measured."""
+class SideFigures(Figures):
+    """What one side had, round by round."""
 
-    measured: dict[str, dict[str, list[float]]]
-    """By side (elastic, static, and the peer if there was one) and figure: round by round."""
-    setting: ElasticSetting
-    machine: Machine
-    peer: PeerSetting | None = None
-    """The peer's best."""
-    tried: tuple[dict[str, Any], ...] = ()
+    p50_ms: Samples = samples("p50", ",.1f", better="lower")
+    p99_ms: Samples = samples("p99", ",.1f", better="lower")
+    worst_second_p50_ms: Samples = samples("worst second, p50", ",.1f", better="lower")
+    worst_second_p99_ms: Samples = samples("worst second, p99", ",.1f", better="lower")
 
-    @property
-    def sides(self) -> list[str]:
-        """Who was measured; elastic first."""
-        return list(self.measured)
+    def add(self, *ms: float | None) -> None:
+        """One round's figures, in this order."""
+        for values, one in zip(vars(self).values(), ms, strict=True):
+            assert one is not None  # tuples say when they were due
+            values.append(one)
 
-    def spread(self, side: str, figure: str) -> Spread:
-        """A figure over the rounds."""
-        return Spread.of(self.measured[side][figure])
 
-    def ratio(self, other: str, figure: str) -> Spread:
-        """Elastic over another side, by pairs of the same round."""
-        pairs = zip(self.measured["elastic"][figure], self.measured[other][figure], strict=True)
-        return Spread.of([ours / max(theirs, 1e-9) for ours, theirs in pairs])
+class ShiftFigures(Figures):
+    """Elastic, static, and the peer if there was one."""
+
+    setting: ElasticBench
+    sides: dict[str, SideFigures] = figure("side", default_factory=dict)
+    peer: peers.Beside | None = None
+    """The peer's best setting."""
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
-        figures: dict[str, Any] = {}
-        for side in self.sides:
-            figures[side] = {}
-            for figure in FIGURES:
-                figures[side] |= spread_as_dict(figure, self.spread(side, figure))
-            if side != "elastic":
-                for figure in FIGURES:
-                    figures |= spread_as_dict(
-                        f"{figure}_elastic_over_{side}", self.ratio(side, figure)
-                    )
+        found: dict[str, Any] = {side: figures.as_dict() for side, figures in self.sides.items()}
+        elastic, *others = self.sides
+        for other in others:
+            for name, ours in vars(self.sides[elastic]).items():
+                theirs = getattr(self.sides[other], name)
+                found |= percentiles(f"{name}_{elastic}_over_{other}", ratios(ours, theirs))
         setting = self.setting
+        if self.peer is not None:
+            found["peer"] = peers.described(self.peer.setting)
+            found["tried"] = self.peer.tried
         return {
-            **figures,
-            "offered_rows_s": round((setting.load or 0.0) * setting.ideal, 1),
+            **found,
+            "offered_rows_s": round(setting.offered or 0.0, 1),
             "load": setting.load,
             "emulated_cores": setting.nodes * setting.cores,
             "cost_ms": setting.cost_s * 1e3,
             "zipf": setting.zipf,
             "shuffle_every_s": 60 / setting.omega,
             "seconds": setting.seconds,
-            **({} if self.peer is None else {"peer": described(self.peer)}),
-            **({"tried": list(self.tried)} if self.tried else {}),
-            **self.machine.as_dict(),
         }
 
+    def remarks(self) -> Iterator[str]:
+        """How the peer was set up."""
+        if self.peer is not None:
+            yield from self.peer.remarks()
 
-def bench_shift(
-    cluster: BaseCluster,
-    setting: ElasticSetting,
-    *,
-    repeat: int = 3,
-    beside: bool = False,
-    progress: Progress = silent,
-) -> ShiftBench:
+
+def measure_shift(
+    bench: Bench, setting: ElasticBench, *, repeat: int = 3, with_peer: bool = False
+) -> ShiftFigures:
     """Measure latency while hot keys change.
 
     Args:
-        cluster: Where: all of its cores must be free, and its scheduler on.
+        bench: Where.
         setting: What is run; `omega` says how often the hot keys change.
         repeat: How often, each time with processes and keys of its own.
-        beside: Run the same on the peer, in turns.
-        progress: Told about each run.
+        with_peer: Run the same on the peer, in turns.
     """
-    machine = Machine()
-    peer, tried = _best(setting, progress) if beside else (None, [])
-
-    def elastic(seed: int) -> dict[str, float]:
-        return _ours(cluster, setting, "elastic", seed)
-
-    def static(seed: int) -> dict[str, float]:
-        return _ours(cluster, setting, "static", seed)
-
-    sides: dict[str, Callable[[int], dict[str, float]]] = {"elastic": elastic, "static": static}
-    if peer is not None:
-        best = peer
-        sides[PEER] = lambda seed: _theirs(setting, best, seed)
-    measured: dict[str, dict[str, list[float]]] = {
-        side: {figure: [] for figure in FIGURES} for side in sides
-    }
-    for number in range(repeat):
-        turn = list(sides) if number % 2 == 0 else list(reversed(sides))
-        for side in turn:
-            progress(f"{side}, run {number + 1} of {repeat}")
-            machine.glance()
-            for figure, value in sides[side](number + 1).items():
-                measured[side][figure].append(value)
-    return ShiftBench(measured, setting, machine, peer, tuple(tried))
+    found = ShiftFigures(setting=setting)
+    if with_peer:
+        found.peer = _best(setting, bench)
+    sides = (*_PARADIGMS, peers.PEER) if with_peer else _PARADIGMS
+    found.sides = {side: SideFigures() for side in sides}
+    with bench.cluster(setting.cores, setting.nodes, schedule_s=1.0) as cluster:
+        for number, side in bench.turns(repeat, sides):
+            if found.peer is not None and side == peers.PEER:
+                latency = _theirs(setting, found.peer.setting, number + 1)
+                worst = latency.worst_p50_ms, latency.worst_p99_ms
+                found.sides[side].add(latency.p50_ms, latency.p99_ms, *worst)
+            else:
+                _add_ours(cluster, setting, side, number + 1, found.sides[side])
+    return found
 
 
-def _ours(
-    cluster: BaseCluster, setting: ElasticSetting, paradigm: Any, seed: int
-) -> dict[str, float]:
+def _add_ours(
+    cluster: BaseCluster, setting: ElasticBench, paradigm: Any, seed: int, figures: SideFigures
+) -> None:
     run = run_once(cluster, setting, paradigm, seed)
-    assert run.worst_second_p50_ms is not None
-    assert run.worst_second_p99_ms is not None  # it has a rate
-    found = (run.latency_p50_ms, run.latency_p99_ms, run.worst_second_p50_ms)
-    return dict(zip(FIGURES, (*found, run.worst_second_p99_ms), strict=True))
+    worst = run.worst_second_p50_ms, run.worst_second_p99_ms
+    figures.add(run.latency_p50_ms, run.latency_p99_ms, *worst)
 
 
-def _best(setting: ElasticSetting, progress: Progress) -> tuple[PeerSetting, list[dict[str, Any]]]:
-    trial = replace(setting, seconds=_TRIAL_S, warm_up_s=_TRIAL_WARM_UP_S)
+def _best(setting: ElasticBench, bench: Bench) -> peers.Beside:
+    trial = replace(setting, **peers.TRIAL)
 
-    def latency(peer: PeerSetting) -> float:
+    def latency(peer: peers.PeerSetting) -> float:
         found = _theirs(trial, peer, 1)
-        return math.sqrt(found["p50_ms"] * found["p99_ms"])
+        return math.sqrt(found.p50_ms * found.p99_ms)
 
     workers = setting.nodes * setting.cores
     shares = _SHARES if workers == 8 else ((1, workers), (workers, 1))
     settings = [
-        PeerSetting(processes, rows, threads) for processes, threads in shares for rows in _BATCHES
+        peers.PeerSetting(processes, rows, threads)
+        for processes, threads in shares
+        for rows in _BATCHES
     ]
-    return best_of(settings, latency, progress)
+    return peers.best_of(settings, latency, bench)
 
 
-def _theirs(setting: ElasticSetting, peer: PeerSetting, seed: int) -> dict[str, float]:
-    assert setting.load is not None
-    total_s = setting.warm_up_s + setting.seconds
-    work = PeerWork(
-        "sleep",
-        setting.cost_s,
-        setting.keys,
-        setting.zipf,
-        seed,
-        rate=setting.load * setting.ideal,
-        seconds=total_s,
-        payload=0,
-        omega=setting.omega,
-    )
-    latency = run_peer(work, peer).latency(setting.warm_up_s, total_s)
-    found = (latency.p50_ms, latency.p99_ms, latency.worst_p50_ms, latency.worst_p99_ms)
-    return dict(zip(FIGURES, found, strict=True))
+def _theirs(setting: ElasticBench, peer: peers.PeerSetting, seed: int) -> Latency:
+    total_s = setting.warm_up + setting.seconds
+    work = peers.PeerWork("sleep", setting.tuples(seed, total_s), setting.cost_s)
+    return peers.run_peer(work, peer).latency(setting.warm_up, total_s)

@@ -1,6 +1,6 @@
 """`elasticutor bench shuffle`: how soon an executor has recovered from a shuffle of its keys.
 
-Every few seconds the frequencies are dealt out among the keys anew, as in the paper's experiments
+Every few seconds the frequencies are shuffled among the keys, as in the paper's experiments
 (ω), so that what was balanced is not any more. The load is a share of what can be done at all: by
 all cores, and by the one core that the hottest shard may have. The cores are emulated.
 
@@ -22,14 +22,14 @@ import pyarrow as pa
 
 from elasticutor.core.keys import key_hashes, shards_of
 from elasticutor.driver.cluster import BaseCluster
-from elasticutor.errors import BadValueError
-from elasticutor.lab.bench.figures import Spread
-from elasticutor.lab.bench.live import BenchError, Machine, Progress, notes, silent, spread_as_dict
+from elasticutor.lab.bench import options
+from elasticutor.lab.bench.declare import Benchmark
+from elasticutor.lab.bench.figures import Figures, Samples, figure, samples
+from elasticutor.lab.bench.live import Bench, BenchError, chunks_of, notes, pipeline
 from elasticutor.lab.bench.record import NotingSink, NotingSource, Recording
-from elasticutor.lab.bench.width import chunks_of
 from elasticutor.lab.bench.work import Emulate
+from elasticutor.lab.options import option
 from elasticutor.sources import Generator
-from elasticutor.topology import Topology
 
 _SHARDS = 256
 _TICK_S = 0.01
@@ -57,157 +57,99 @@ class ShuffleRecovery:
     """Whether it was normal again before the next."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShuffleBench:
-    """What was measured."""
+class ShuffleFigures(Figures):
+    """What was measured, over all shuffles."""
 
-    recoveries: tuple[ShuffleRecovery, ...]
-    steady_ms: Spread
-    """The 99th percentile of latency in the calmest half period, of each run."""
-    moves: int
-    """Shards moved, in all runs."""
-    sync_ms: Spread
-    """Of each move: how long the shard was held until its task had drained it."""
-    rate: float
-    """Tuples per second offered."""
-    load: float
-    cores: int
-    cost_ms: float
-    chunk_ms: float
-    zipf: float
-    every_s: float
-    machine: Machine
+    recovery_s: Samples = samples("recovered after, s", ".2f", better="lower")
+    throughput_recovery_s: Samples = samples("throughput recovered after, s", ".2f")
+    latency_recovery_s: Samples = samples("latency recovered after, s", ".2f")
+    worst_p99_ms: Samples = samples("p99 latency at worst, ms", ".0f", better="lower")
+    steady_p99_ms: Samples = samples("p99 latency when steady, ms", ".0f")
+    """In the calmest half period of each run."""
+    unsettled: int = figure("not steady before the shuffle", default=0)
+    unrecovered: int = figure("not recovered before the next", default=0)
+    sync_ms: Samples = samples("shard held by a move, ms", ".1f")
+    """Of each move: until its task had drained it."""
+    moves: int = figure("shards moved", ",", default=0)
+    offered_rows_s: float = figure("rows per second, offered", ",.0f", digits=3, default=0.0)
 
-    @property
-    def recovery_s(self) -> Spread:
-        """Over all shuffles."""
-        return Spread.of([recovery.seconds for recovery in self.recoveries])
-
-    @property
-    def unsettled(self) -> int:
-        """Shuffles that came when it was not normal."""
-        return sum(not recovery.settled for recovery in self.recoveries)
-
-    @property
-    def unrecovered(self) -> int:
-        """Shuffles after which it was not normal again before the next."""
-        return sum(not recovery.recovered for recovery in self.recoveries)
+    def add(self, recovery: ShuffleRecovery) -> None:
+        """One more shuffle."""
+        self.recovery_s.append(recovery.seconds)
+        self.throughput_recovery_s.append(recovery.throughput_s)
+        self.latency_recovery_s.append(recovery.latency_s)
+        self.worst_p99_ms.append(recovery.worst_ms)
+        self.unsettled += not recovery.settled
+        self.unrecovered += not recovery.recovered
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
-        figures: dict[str, Any] = spread_as_dict("recovery_s", self.recovery_s)
-        for name, figure in (
-            ("throughput_s", "throughput_recovery_s"),
-            ("latency_s", "latency_recovery_s"),
-            ("worst_ms", "worst_p99_ms"),
-        ):
-            found = Spread.of([getattr(recovery, name) for recovery in self.recoveries])
-            figures |= spread_as_dict(figure, found)
-        figures |= spread_as_dict("steady_p99_ms", self.steady_ms)
         return {
-            **figures,
-            "recoveries_s": [round(recovery.seconds, 3) for recovery in self.recoveries],
-            "shuffles": len(self.recoveries),
-            "unsettled": self.unsettled,
-            "unrecovered": self.unrecovered,
-            "moves": self.moves,
-            **spread_as_dict("sync_ms", self.sync_ms),
-            "offered_rows_s": round(self.rate, 3),
-            "load": self.load,
-            "emulated_cores": self.cores,
-            "cost_ms": self.cost_ms,
-            "chunk_ms": self.chunk_ms,
-            "zipf": self.zipf,
-            "every_s": self.every_s,
-            **self.machine.as_dict(),
+            **super().as_dict(),
+            "recoveries_s": [round(seconds, 3) for seconds in self.recovery_s],
+            "shuffles": len(self.recovery_s),
         }
 
 
-def bench_shuffle(
-    cluster: BaseCluster,
-    *,
-    cores: int = 8,
-    zipf: float = 1.0,
-    load: float = 0.7,
-    cost_ms: float = 2.0,
-    chunk_ms: float = 10.0,
-    every_s: float = 4.0,
-    shuffles: int = 8,
-    repeat: int = 1,
-    progress: Progress = silent,
-) -> ShuffleBench:
-    """Measure how soon an executor has recovered from shuffles of its keys.
+class ShuffleBench(Benchmark):
+    """How soon an executor has recovered when the frequencies of its keys are shuffled."""
 
-    Args:
-        cluster: Where; it needs so many free cores.
-        cores: Emulated cores of the executor.
-        zipf: Skew of the keys, of which there are ten thousand.
-        load: Offered rate over what the cores, or the hottest shard's core, could do at most.
-        cost_ms: Time that a tuple takes.
-        chunk_ms: Work that is handed to a task at once.
-        every_s: Time between two shuffles.
-        shuffles: How many of them in a run.
-        repeat: How often, each time with processes of its own and other keys.
-        progress: Told about each run.
-    """
-    if not 0 < load < 1:
-        raise BadValueError("load", "be above 0 and below 1", load, "nothing recovers beyond")
-    if every_s < 4 * _HOLD_S:
-        raise BadValueError("every_s", f"be at least {4 * _HOLD_S:g} s", every_s)
-    machine = Machine()
-    recoveries: list[ShuffleRecovery] = []
-    steadies: list[float] = []
-    syncs: list[float] = []
-    rates: list[float] = []
-    for number in range(repeat):
-        source = _source(number, zipf, cores, load, cost_ms / 1e3, every_s, shuffles)
-        assert source.rate is not None
-        rates.append(source.rate)
-        progress(
-            f"{shuffles} shuffles of {source.rate:,.0f} tuples/s, run {number + 1} of {repeat}"
-        )
-        machine.glance()
-        recording, moved = _run(cluster, source, Emulate(cost_ms / 1e3), cores, chunk_ms / 1e3)
-        syncs += moved
-        outputs = OutputTimes(recording, source.rate, every_s)
-        steadies.append(outputs.steady_s * 1e3)
-        recoveries += [outputs.recovery((k + 1) * every_s) for k in range(shuffles)]
-    return ShuffleBench(
-        recoveries=tuple(recoveries),
-        steady_ms=Spread.of(steadies),
-        moves=len(syncs),
-        sync_ms=Spread.of(syncs or [0.0]),
-        rate=sum(rates) / repeat,
-        load=load,
-        cores=cores,
-        cost_ms=cost_ms,
-        chunk_ms=chunk_ms,
-        zipf=zipf,
-        every_s=every_s,
-        machine=machine,
-    )
+    about = "shuffles of keys: {cores} emulated cores at {load:.0%}"
 
+    cores: int = options.EMULATED(8)
+    zipf: float = options.ZIPF(1.0)
+    load: float = options.LOAD(0.7)
+    cost_ms: float = options.COST_MS(2.0)
+    chunk_ms: float = options.CHUNK_MS(10.0)
+    every: float = option(4.0, "Seconds between two shuffles.", min=1, key="every_s")
+    shuffles: int = option(8, "Shuffles in each run.", min=1)
+    repeat: int = options.REPEAT(1)
 
-def _source(
-    seed: int,
-    zipf: float,
-    cores: int,
-    load: float,
-    cost_s: float,
-    every_s: float,
-    shuffles: int,
-) -> Generator:
-    """Tuples whose rate is the load's share of what can be done at all, whatever the shuffle."""
-    seconds = (shuffles + 1) * every_s
-    keys = Generator(rate=1.0, zipf=zipf, seed=seed)
-    hottest = max(hottest_share(keys, shuffle) for shuffle in range(shuffles + 1))
-    rate = load * min(cores, 1 / hottest) / cost_s
-    omega = 60 / every_s
-    return Generator(rate=rate, zipf=zipf, seed=seed, omega=omega, seconds=seconds)
+    def measure(self, bench: Bench) -> ShuffleFigures:
+        """Some runs, each with other keys."""
+        found = ShuffleFigures()
+        with bench.cluster(self.cores) as cluster:
+            for number in bench.runs(self.repeat, f"{self.shuffles} shuffles"):
+                source = self._source(number)
+                assert source.rate is not None
+                found.offered_rows_s += source.rate / self.repeat
+                recording = self._run(cluster, source, found)
+                outputs = OutputTimes(recording, source.rate, self.every)
+                found.steady_p99_ms.append(outputs.steady_s * 1e3)
+                for shuffle in range(self.shuffles):
+                    found.add(outputs.recovery((shuffle + 1) * self.every))
+        found.sync_ms = found.sync_ms or [0.0]
+        return found
+
+    def _source(self, seed: int) -> Generator:
+        """Tuples at the load's share of what can be done at all, after any shuffle."""
+        seconds = (self.shuffles + 1) * self.every
+        keys = Generator(rate=1.0, zipf=self.zipf, seed=seed)
+        hottest = max(hottest_share(keys, shuffle) for shuffle in range(self.shuffles + 1))
+        rate = self.load * min(self.cores, 1 / hottest) / (self.cost_ms / 1e3)
+        omega = 60 / self.every
+        return Generator(rate=rate, zipf=self.zipf, seed=seed, omega=omega, seconds=seconds)
+
+    def _run(self, cluster: BaseCluster, source: Generator, found: ShuffleFigures) -> Recording:
+        """What arrived when; notes how long each move held its shard."""
+        work, cores = Emulate(self.cost_ms / 1e3), self.cores
+        with notes() as folder:
+            noting, sink = NotingSource(source, folder, _TICK_S), NotingSink(folder)
+            topology = pipeline("shuffle", noting, work, sink, cores=cores, shards=_SHARDS)
+            with cluster.submit(topology, config=chunks_of(self.chunk_ms / 1e3)) as run:
+                run.wait(2 * (source.seconds or 0.0) + 60)
+            recording = Recording.load(folder)
+        expected = source.count()
+        if recording.total != expected:
+            raise BenchError("sink", f"have taken {expected} rows", recording.total)
+        moved = run.events("shard moved")
+        found.moves += len(moved)
+        found.sync_ms += [event["sync_ms"] for event in moved]
+        return recording
 
 
 def hottest_share(generator: Generator, shuffle: int, shards: int = _SHARDS) -> float:
-    """The share of all tuples that the hottest shard has after so many shuffles.
+    """The share of all tuples that the hottest shard has after a number of shuffles.
 
     Example:
         >>> round(hottest_share(Generator(keys=10_000, zipf=1.0, seed=0), 0), 2)
@@ -216,25 +158,6 @@ def hottest_share(generator: Generator, shuffle: int, shards: int = _SHARDS) -> 
     weights = np.arange(1, generator.keys + 1, dtype=np.float64) ** -generator.zipf
     owners = shards_of(key_hashes(pa.array(generator.ranking(shuffle))), shards)
     return float(np.bincount(owners, weights / weights.sum()).max())
-
-
-def _run(
-    cluster: BaseCluster, source: Generator, operator: Emulate, cores: int, chunk_s: float
-) -> tuple[Recording, list[float]]:
-    """What arrived when, and how long each move held its shard, in milliseconds."""
-    assert source.seconds is not None
-    with notes() as folder:
-        topology = Topology("shuffle")
-        stream = topology.source("tuples", NotingSource(source, folder, _TICK_S))
-        worked = topology.operator("work", operator, stream, key="key", cores=cores, shards=_SHARDS)
-        topology.sink("out", NotingSink(folder), worked)
-        with cluster.submit(topology, config=chunks_of(chunk_s)) as run:
-            run.wait(2 * source.seconds + 60)
-        recording = Recording.load(folder)
-    expected = source.count()
-    if recording.total != expected:
-        raise BenchError("sink", f"have taken {expected} rows", recording.total)
-    return recording, [event["sync_ms"] for event in run.events("shard moved")]
 
 
 class OutputTimes:

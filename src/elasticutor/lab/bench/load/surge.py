@@ -6,31 +6,24 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from elasticutor.core.paradigm import Paradigm
+from elasticutor.core.paradigm import ParadigmName
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.metrics import Moment
-from elasticutor.lab.bench.live import Machine, Progress, silent
+from elasticutor.lab.bench.live import watch
 from elasticutor.lab.bench.load.delayed_source import DelayedSource
-from elasticutor.lab.bench.load.elastic import (
-    BIN_S,
-    ElasticBench,
-    ElasticRun,
-    ElasticSetting,
-    core_changes_of,
-    moves_of,
-    submit,
-    topology_of,
-    wait,
-)
+from elasticutor.lab.bench.load.emulated import BIN_S, ElasticRun, submit
 from elasticutor.sinks import NoSink
-from elasticutor.sources import Generator
+
+if TYPE_CHECKING:
+    from elasticutor.lab.bench.load.elastic import ElasticBench
 
 _CALM_BINS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class SurgeBench:
+class LoadRise:
     """The load of the operator, in cores' worth: before, and from some time on."""
 
     before: float
@@ -38,71 +31,40 @@ class SurgeBench:
     at_s: float = 10.0
 
 
-def bench_surge(
-    cluster: BaseCluster,
-    setting: ElasticSetting,
-    surge: SurgeBench,
-    paradigm: Paradigm,
-    *,
-    seeds: Sequence[int] = (1,),
-    progress: Progress = silent,
-) -> ElasticBench:
-    """Let the load of an operator rise at once, and see how long its backlog lasts.
+def run_surge(
+    cluster: BaseCluster, setting: ElasticBench, surge: LoadRise, paradigm: ParadigmName, seed: int
+) -> ElasticRun:
+    """Let the load rise at once, and see how long the backlog lasts.
 
     The operator starts with one core for each executor.
     """
-    machine = Machine()
-    runs = []
-    for seed in seeds:
-        progress(f"{paradigm}: {surge.before:g} to {surge.after:g} cores' worth, seed {seed}")
-        machine.glance()
-        runs.append(_surge(cluster, setting, surge, paradigm, seed))
-    return ElasticBench(setting, tuple(runs), machine)
-
-
-def _surge(
-    cluster: BaseCluster, setting: ElasticSetting, surge: SurgeBench, paradigm: Paradigm, seed: int
-) -> ElasticRun:
-    base = Generator(
-        rate=surge.before / setting.cost_s,
-        zipf=setting.zipf,
-        keys=setting.keys,
-        payload=0,
-        seed=seed,
-    )
-    more = replace(base, rate=(surge.after - surge.before) / setting.cost_s)
-    few = replace(setting, nodes=1, cores=setting.executors)  # one core each to begin with
-    topology = topology_of(few, [base, DelayedSource(more, surge.at_s)], NoSink())
-    with submit(cluster, topology, setting, paradigm) as run:
+    tuples = replace(setting.tuples(seed, None), omega=0.0)
+    base = replace(tuples, rate=surge.before / setting.cost_s)
+    more = replace(tuples, rate=(surge.after - surge.before) / setting.cost_s)
+    sources = [base, DelayedSource(more, surge.at_s)]
+    cores = setting.executor_count  # one each to begin with
+    with submit(cluster, setting, paradigm, sources, NoSink(), cores) as run:
         started = time.time()
-        wait(run, surge.at_s + setting.seconds)
+        watch(run, surge.at_s + setting.seconds)
         metrics, timeline = run.metrics(), run.timeline()
         run.cancel()
-    gone = _backlog_gone_s(timeline, started, surge, setting.cost_s)
-    syncs, migrations = moves_of(run)
-    changes, quick = core_changes_of(run)
-    rows = sum(m.rows for m in timeline if m.time > started + surge.at_s)
-    latency = metrics.latency
-    return ElasticRun(
-        paradigm,
-        seed,
-        rows / setting.seconds,
-        latency.mean_s * 1e3,
-        latency.percentile_s(50) * 1e3,
-        latency.percentile_s(99) * 1e3,
-        metrics.behind_s,
-        (),
-        syncs,
-        migrations,
-        changes,
-        quick,
-        tuple(_moments(timeline, started)),
-        surge_s=gone,
+    found = ElasticRun(
+        paradigm=paradigm,
+        seed=seed,
+        behind_s=metrics.behind_s,
+        surge_s=_backlog_gone_s(timeline, started, surge, setting.cost_s),
+        timeline=[*_moments(timeline, started)],
     )
+    found.take_latency(metrics.latency)
+    rows = sum(m.rows for m in timeline if m.time > started + surge.at_s)
+    found.throughput = rows / setting.seconds
+    found.of_ideal = found.throughput / setting.ideal
+    found.count_changes(run)
+    return found
 
 
 def _backlog_gone_s(
-    timeline: Sequence[Moment], started: float, surge: SurgeBench, cost_s: float
+    timeline: Sequence[Moment], started: float, surge: LoadRise, cost_s: float
 ) -> float:
     """From the surge until no more waits than falls due in a tenth of a second; infinite if never.
 
@@ -112,7 +74,7 @@ def _backlog_gone_s(
     Example:
         >>> outs = [10, 10, 10, 0, 30, 150, 150, 110, 80]  # of tenths of a second; 80 fall due
         >>> moments = [Moment(k / 10, 0.1, rows, 1, 1) for k, rows in enumerate(outs, start=1)]
-        >>> _backlog_gone_s(moments, 0.0, SurgeBench(1.0, 8.0, at_s=0.3), cost_s=0.01)
+        >>> _backlog_gone_s(moments, 0.0, LoadRise(1.0, 8.0, at_s=0.3), cost_s=0.01)
         0.3
     """
     done, gone, calm = 0, 0.0, 0

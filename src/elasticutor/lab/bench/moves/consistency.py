@@ -2,7 +2,7 @@
 
 Several sources, whose key frequencies are shuffled now and then, feed an operator that chains a
 hash for each key and source. Tuples of one key and one source keep one order all the way, so the
-chain tells every tuple that is lost, doubled or swapped. Meanwhile random shards move to random
+chain shows every tuple that is lost, doubled or swapped. Meanwhile random shards move to random
 tasks, executors are given random cores on random nodes, and balancing is on. At the end the state
 of every key, and every output, must be what a sequential program makes of the same tuples.
 
@@ -15,22 +15,27 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from elasticutor.core.run.phases import RunError
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
+from elasticutor.lab.bench import options
+from elasticutor.lab.bench.declare import Benchmark
+from elasticutor.lab.bench.figures import Figures, figure
+from elasticutor.lab.bench.live import OPERATOR, SINK, Bench
+from elasticutor.lab.bench.record import WrappedReader
+from elasticutor.lab.options import option
 from elasticutor.operator import Operator, State
 from elasticutor.sinks import MemorySink
 from elasticutor.sources import Generator, Offer, Reader, Source
 from elasticutor.topology import Topology
-
-if TYPE_CHECKING:
-    from elasticutor.driver.cluster import BaseCluster
-    from elasticutor.driver.run import Run
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -39,31 +44,21 @@ SHARDS = 64
 CORES = 2
 """Of each executor to begin with, and the most that it is given on one node."""
 
-_OPERATOR, _SINK = "chain", "out"
 _FACTOR = 0x9E3779B97F4A7C15  # odd, so that it has an inverse
 _MASK = (1 << 63) - 1
 _MOVE_S, _CORES_S = 0.02, 0.3  # between two moves that are asked for, and two changes of cores
 _SHOWN = 20
 _DRAIN_S, _SETTLE_S = 120.0, 10.0
 
-NUMBERED = pa.schema(
-    [
-        pa.field("key", pa.int64(), False),
-        pa.field("origin", pa.int32(), False),
-        pa.field("sequence", pa.int64(), False),
-        pa.field("time", pa.int64(), False),
-    ]
-)
+_ORIGIN = [
+    pa.field("key", pa.int64(), False),
+    pa.field("origin", pa.int32(), False),
+    pa.field("sequence", pa.int64(), False),
+]
+NUMBERED = pa.schema([*_ORIGIN, pa.field("time", pa.int64(), False)])
 """A tuple: its key, which source it is from, its number there, and when it is due."""
 
-LINKS = pa.schema(
-    [
-        pa.field("key", pa.int64(), False),
-        pa.field("origin", pa.int32(), False),
-        pa.field("sequence", pa.int64(), False),
-        pa.field("chain", pa.int64(), False),
-    ]
-)
+LINKS = pa.schema([*_ORIGIN, pa.field("chain", pa.int64(), False)])
 """What comes of each tuple: the chain of its key and source, this tuple included."""
 
 
@@ -82,18 +77,10 @@ class Numbered(Source):
         return _NumberedReader(self.origin, self.generator.open(task, tasks, offset))
 
 
-class _NumberedReader(Reader):
+class _NumberedReader(WrappedReader):
     def __init__(self, origin: int, reader: Reader) -> None:
+        super().__init__(reader)
         self._origin = origin
-        self._reader = reader
-
-    @property
-    def offset(self) -> Any:
-        return self._reader.offset
-
-    @property
-    def exhausted(self) -> bool:  # type: ignore[override]
-        return self._reader.exhausted
 
     def poll(self, now: float, max_rows: int) -> Offer | None:
         first = self._reader.offset[0]
@@ -108,12 +95,6 @@ class _NumberedReader(Reader):
             offer.batch.column("time"),
         ]
         return Offer(pa.RecordBatch.from_arrays(columns, schema=NUMBERED), offer.born)
-
-    def wait_s(self, now: float) -> float:
-        return self._reader.wait_s(now)
-
-    def close(self) -> None:
-        self._reader.close()
 
 
 class KeyedChain(Operator):
@@ -237,87 +218,98 @@ def violations(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Consistency:
+class ConsistencyFigures(Figures):
     """What was done, and what went wrong."""
 
-    rows: int
-    moves: int
-    remote_moves: int
-    core_changes: int
-    violations: int
-    seconds: float
+    rows: int = figure("rows", ",")
+    moves: int = figure("moves", ",")
+    remote_moves: int = figure("remote moves", ",")
+    core_changes: int = figure("core changes", ",")
+    violations: int = figure("violations", ",", better="lower")
+    seconds: float = figure("seconds", ",", digits=3)
     """From when the sources began to send to when all was processed."""
-    keys: int
-    sources: int
-    first_violations: tuple[str, ...] = ()
+    first_violations: tuple[str, ...] = figure(default=())
 
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        return asdict(self)
+    @property
+    def failed(self) -> bool:
+        """Whether anything differs."""
+        return bool(self.violations)
 
 
-def bench_consistency(
-    cluster: BaseCluster,
-    *,
-    seconds: float = 300.0,
-    rate: float = 20_000.0,
-    keys: int = 10_000,
-    sources: int = 3,
-    omega: float = 30.0,
-    seed: int = 1,
-    progress: Callable[[float], object] = lambda elapsed: None,
-) -> Consistency:
-    """Run under moves and changes of cores without pause, and compare with a sequential fold.
+class ConsistencyBench(Benchmark):
+    """Move shards and change cores without pause, then compare with a sequential program.
 
-    Args:
-        cluster: With twice the cores that one executor may have, on every node.
-        seconds: How long the sources' schedules are.
-        rate: Tuples per second of all sources together.
-        keys: How many keys there are; every source has all of them.
-        sources: How many there are.
-        omega: How often per minute key frequencies are shuffled.
-        seed: For tuples, moves and cores.
-        progress: Called again and again with the seconds since the start.
-
-    Raises:
-        BadValueError: Too few cores, or numbers that cannot be.
-        Exception: Whatever made the run fail.
+    Two emulated nodes, two executors. The final state of every key and every output must be what a
+    sequential fold of the same tuples gives. Exits with 1 if anything differs.
     """
-    short = [node for node, cores in cluster.nodes.items() if cores < EXECUTORS * CORES]
-    if short:
-        raise BadValueError("nodes", f"have {EXECUTORS * CORES} cores each", cluster.nodes)
-    if sources < 1:
-        raise BadValueError("sources", "be at least 1", sources)
-    generators = [
-        Generator(
-            rate=rate / sources, keys=keys, payload=0, omega=omega, seconds=seconds, seed=seed + n
+
+    about = "consistency under moves"
+
+    facts: ClassVar[tuple[str, ...]] = ()
+
+    seconds: float = options.SECONDS(300.0, help="How long the sources send.", key="")
+    rate: float = option(20_000.0, "Tuples per second in all.", min=1)
+    keys: int = options.KEYS(10_000)
+    sources: int = option(3, "How many sources there are.", min=1, key="sources")
+    omega: float = option(30.0, "Key shuffles per minute.", min=0)
+    seed: int = options.SEED(1, help="For tuples, moves and cores.")
+
+    def measure(self, bench: Bench) -> ConsistencyFigures:
+        """Run on two nodes, and show the first differences."""
+        with bench.cluster(EXECUTORS * CORES, 2) as cluster:
+            of_all = f"of {self.seconds:g} seconds"
+            found = self.on(cluster, lambda elapsed: bench.tick(f"{elapsed:.0f} {of_all}"))
+        for violation in found.first_violations:
+            bench.note(violation)
+        return found
+
+    def on(
+        self, cluster: BaseCluster, progress: Callable[[float], object] = lambda elapsed: None
+    ) -> ConsistencyFigures:
+        """Run under moves and changes of cores without pause, and compare with a sequential fold.
+
+        Args:
+            cluster: With twice the cores that one executor may have, on every node.
+            progress: Called again and again with the seconds since the start.
+
+        Raises:
+            BadValueError: Too few cores.
+            Exception: Whatever made the run fail.
+        """
+        if min(cluster.nodes.values()) < EXECUTORS * CORES:
+            raise BadValueError("nodes", f"have {EXECUTORS * CORES} cores each", cluster.nodes)
+        generators = [
+            Generator(
+                rate=self.rate / self.sources,
+                keys=self.keys,
+                payload=0,
+                omega=self.omega,
+                seconds=self.seconds,
+                seed=self.seed + n,
+            )
+            for n in range(self.sources)
+        ]
+        rows = sum(generator.count() or 0 for generator in generators)
+        with cluster.submit(_topology(generators, rows), keep=True) as run:
+            began = time.monotonic()
+            granted = _core_changes(run)
+            _disturb(run, random.Random(self.seed), sorted(cluster.nodes), progress)
+            run.drain(_DRAIN_S)
+            took = time.monotonic() - began
+            moved = run.events("shard moved")
+            changed = _core_changes(run) - granted
+            state, outputs = _settled_state(run), run.collected(SINK)
+        expected = {n: _expected(generator) for n, generator in enumerate(generators)}
+        wrong = violations(expected, state, outputs)
+        return ConsistencyFigures(
+            rows=rows,
+            moves=len(moved),
+            remote_moves=sum(event["remote"] for event in moved),
+            core_changes=changed,
+            violations=len(wrong),
+            seconds=took,
+            first_violations=tuple(wrong[:_SHOWN]),
         )
-        for n in range(sources)
-    ]
-    rows = sum(generator.count() or 0 for generator in generators)
-    with cluster.submit(_topology(generators, rows), keep=True) as run:
-        began = time.monotonic()
-        granted = _core_changes(run)
-        _disturb(run, random.Random(seed), sorted(cluster.nodes), progress)
-        run.drain(_DRAIN_S)
-        took = time.monotonic() - began
-        moved = run.events("shard moved")
-        changed = _core_changes(run) - granted
-        state, outputs = _settled_state(run), run.collected(_SINK)
-    expected = {n: _expected(generator) for n, generator in enumerate(generators)}
-    wrong = violations(expected, state, outputs)
-    return Consistency(
-        rows=rows,
-        moves=len(moved),
-        remote_moves=sum(event["remote"] for event in moved),
-        core_changes=changed,
-        violations=len(wrong),
-        seconds=round(took, 3),
-        keys=keys,
-        sources=sources,
-        first_violations=tuple(wrong[:_SHOWN]),
-    )
 
 
 def _topology(generators: list[Generator], rows: int) -> Topology:
@@ -327,10 +319,10 @@ def _topology(generators: list[Generator], rows: int) -> Topology:
         for n, generator in enumerate(generators)
     ]
     links = topology.operator(
-        _OPERATOR, KeyedChain(), streams, key="key", executors=EXECUTORS, cores=CORES, shards=SHARDS
+        OPERATOR, KeyedChain(), streams, key="key", executors=EXECUTORS, cores=CORES, shards=SHARDS
     )
     # Should tuples come twice, that is to be found and not to end the run.
-    topology.sink(_SINK, MemorySink(max_rows=2 * rows + 1), links)
+    topology.sink(SINK, MemorySink(max_rows=2 * rows + 1), links)
     return topology
 
 
@@ -349,8 +341,8 @@ def _settled_state(run: Run) -> dict[int, dict[int, tuple[int, int]]]:
     Moves that were under way when the last tuple was processed go on, and nodes are read one after
     the other: a shard may leave one that is yet to be read for one that has been.
     """
-    state, until = run.state(_OPERATOR), time.monotonic() + _SETTLE_S
-    while (again := run.state(_OPERATOR)) != state and time.monotonic() < until:
+    state, until = run.state(OPERATOR), time.monotonic() + _SETTLE_S
+    while (again := run.state(OPERATOR)) != state and time.monotonic() < until:
         state = again
     return state
 
@@ -365,9 +357,9 @@ def _disturb(
         if time.monotonic() >= cores_at:
             cores_at += _CORES_S
             _change_cores(run, rng, executor, nodes)
-        tasks = sorted(run.tasks(_OPERATOR, executor))
+        tasks = sorted(run.tasks(OPERATOR, executor))
         if tasks:
-            run.move(_OPERATOR, executor, rng.randrange(SHARDS), rng.choice(tasks))
+            run.move(OPERATOR, executor, rng.randrange(SHARDS), rng.choice(tasks))
         progress(time.monotonic() - began)
         try:
             run.wait(_MOVE_S)
@@ -377,13 +369,11 @@ def _disturb(
 
 def _change_cores(run: Run, rng: random.Random, executor: int, nodes: list[str]) -> None:
     """Other cores, at least one; does not wait for it, so changes overtake each other too."""
-    from elasticutor.driver.life.phases import RunError
-
     wanted = {node: rng.randint(0, CORES) for node in nodes}
     if not any(wanted.values()):
         wanted[rng.choice(nodes)] = 1
     try:
-        run.set_cores(_OPERATOR, executor, wanted, wait=False)
+        run.set_cores(OPERATOR, executor, wanted, wait=False)
     except RunError:
         if run.phase == "running":
             raise

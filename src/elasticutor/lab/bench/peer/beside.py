@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -26,14 +26,19 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from elasticutor.lab.bench.figures import Spread
-from elasticutor.lab.bench.live import BenchError, notes, spread_as_dict
+from elasticutor.lab.bench.figures import Figures, Samples, cells, percentiles, ratios
+from elasticutor.lab.bench.live import BadOptionError, Bench, BenchError, notes
 from elasticutor.lab.bench.record import Latency
+from elasticutor.sources import Generator
 
 PEER = "bytewax"
 EPOCH_S = 2.0
 """With checkpoints: from one epoch to the next, on both sides."""
 
+TRIAL: dict[str, Any] = {"seconds": 4.0, "warm_up": 1.0}
+"""How long a setting of the peer is tried out."""
+
+_WORKER = "elasticutor.lab.bench.peer.bytewax_worker"
 _PATIENCE_S = 60.0
 _ENDING_S = 5.0
 _SAID_BYTES = 2000
@@ -41,20 +46,12 @@ _SAID_BYTES = 2000
 
 @dataclass(frozen=True, slots=True)
 class PeerWork:
-    """What is to be done: the tuples of a `Generator`, and what each of them takes."""
+    """What is to be done: some tuples, and what each of them takes."""
 
     kind: Literal["burn", "sleep", "count"]
     """CPU time burnt, time slept, or nothing but a count and a sum per key."""
-    cost_s: float
-    keys: int
-    zipf: float
-    seed: int
-    rate: float | None = None
-    """Tuples per second; None: as fast as they are taken."""
-    seconds: float | None = None
-    rows: int | None = None
-    payload: int = 128
-    omega: float = 0.0
+    tuples: Generator
+    cost_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +86,7 @@ class PeerRun:
         return Latency.of(self.due_s, self.arrived_s, start_s, end_s)
 
     def percentile_ms(self, percent: float, start_s: float, end_s: float) -> float:
-        """How old the tuples that were due between two times were at the sink."""
+        """How old the tuples that were due between two times were at the sink, at a percentile."""
         inside = (self.due_s >= start_s) & (self.due_s < end_s)
         if not inside.any():
             raise BenchError(f"tuples of {PEER}", f"be due from {start_s:g} s on", 0)
@@ -97,14 +94,15 @@ class PeerRun:
 
 
 def require_peer(name: str) -> None:
-    """Refuse a peer that is not known, or not installed.
+    """Refuse a peer that is not known, or not installed; no name, no peer.
 
     Raises:
-        BenchError: It says how to install it.
+        BadOptionError: It is not known.
+        BenchError: It is not installed; says how to install it.
     """
-    if name != PEER:
-        raise BenchError("peer", f"be {PEER}", name)
-    if peer_version() is None:
+    if name not in ("", PEER):
+        raise BadOptionError("--beside", f"{name!r} is not {PEER}")
+    if name and peer_version() is None:
         hint = "it is for development only: pip install --group peer, or pip install bytewax"
         raise BenchError(PEER, "be installed", "nothing of that name", hint)
 
@@ -123,7 +121,7 @@ def run_peer(work: PeerWork, setting: PeerSetting) -> PeerRun:
     Raises:
         BenchError: One of its processes failed, or it took far longer than its stream.
     """
-    limit_s = (work.seconds or 0.0) * 2 + _PATIENCE_S
+    limit_s = (work.tuples.seconds or 0.0) * 2 + _PATIENCE_S
     with notes() as folder:
         addresses = _addresses(setting.processes)
         spec = {
@@ -134,39 +132,38 @@ def run_peer(work: PeerWork, setting: PeerSetting) -> PeerRun:
             "epoch_s": EPOCH_S,
             "limit_s": limit_s,
         }
-        words = [
-            sys.executable,
-            "-m",
-            "elasticutor.lab.bench.peer.bytewax_worker",
-            json.dumps(spec),
-        ]
+        words = [sys.executable, "-m", _WORKER, json.dumps(spec)]
         with _processes([[*words, str(n)] for n in range(setting.processes)], folder) as started:
             _wait(started, time.monotonic() + limit_s, folder)
         return _load(folder, setting)
 
 
+def settings_of(cores: int, batches: Sequence[int], checkpoint: bool) -> list[PeerSetting]:
+    """What is tried out: as many processes as we have tasks, or one more; batches of each size."""
+    return [
+        PeerSetting(processes, rows, checkpoint=checkpoint)
+        for processes in (cores, cores + 1)
+        for rows in batches
+    ]
+
+
 def best_of(
-    settings: Sequence[PeerSetting],
-    measure: Callable[[PeerSetting], float],
-    progress: Callable[[str], None],
-) -> tuple[PeerSetting, list[dict[str, Any]]]:
-    """The setting with the smallest figure, and what each had.
+    settings: Sequence[PeerSetting], measure: Callable[[PeerSetting], float], bench: Bench
+) -> Beside:
+    """The peer with the setting that has the smallest figure, and what each had.
 
     Example:
         >>> settings = [PeerSetting(2, rows) for rows in (1, 10, 100)]
-        >>> best, tried = best_of(settings, lambda s: abs(s.batch_rows - 12.0), lambda what: None)
-        >>> best.batch_rows, [one["figure"] for one in tried]
+        >>> best = best_of(settings, lambda s: abs(s.batch_rows - 12.0), Bench())
+        >>> best.setting.batch_rows, [one["figure"] for one in best.tried]
         (10, [11.0, 2.0, 88.0])
     """
-    figures = []
+    tried = []
     for setting in settings:
-        progress(f"{PEER}: trying {described(setting)}")
-        figures.append(measure(setting))
-    tried = [
-        {**_told(setting), "figure": round(figure, 3)}
-        for setting, figure in zip(settings, figures, strict=True)
-    ]
-    return settings[figures.index(min(figures))], tried
+        bench.say(f"{PEER}: trying {described(setting)}")
+        tried.append(asdict(setting) | {"figure": round(measure(setting), 3)})
+    figures = [one["figure"] for one in tried]
+    return Beside(setting=settings[figures.index(min(figures))], tried=tried)
 
 
 def described(setting: PeerSetting) -> str:
@@ -183,60 +180,52 @@ def described(setting: PeerSetting) -> str:
     return f"{count}{workers}, batches of {setting.batch_rows}"
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """A figure of ours beside the peer's, run in turns."""
+class Beside(Figures):
+    """Figures of ours beside the peer's, run in turns."""
 
     setting: PeerSetting
     """The peer's best."""
     tried: list[dict[str, Any]]
-    ours: dict[str, list[float]]
-    """Each figure of ours, round by round."""
-    theirs: dict[str, list[float]]
-
-    def ratio(self, name: str) -> Spread:
-        """Ours over theirs, by pairs of the same round.
-
-        Example:
-            >>> two = Beside(PeerSetting(2, 1), [], {"p50_ms": [2.0, 3.0]}, {"p50_ms": [4.0, 3.0]})
-            >>> two.ratio("p50_ms").median
-            0.75
-        """
-        pairs = zip(self.ours[name], self.theirs[name], strict=True)
-        return Spread.of([ours / max(theirs, 1e-9) for ours, theirs in pairs])
+    ours: dict[str, Samples] = field(default_factory=dict)
+    """By figure, round by round."""
+    theirs: dict[str, Samples] = field(default_factory=dict)
+    form: str = ",.2f"
+    """Of the figures in tables."""
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
         figures: dict[str, Any] = {}
-        for name, values in self.theirs.items():
-            figures |= spread_as_dict(f"theirs_{name}", Spread.of(values))
-            figures |= spread_as_dict(f"ours_{name}", Spread.of(self.ours[name]))
-            figures |= spread_as_dict(f"ratio_{name}", self.ratio(name))
-        rounds = {
-            "ours": {name: _rounded(values) for name, values in self.ours.items()},
-            "theirs": {name: _rounded(values) for name, values in self.theirs.items()},
-        }
+        rounds: dict[str, dict[str, Samples]] = {"ours": {}, "theirs": {}}
+        for name, theirs in self.theirs.items():
+            ours = self.ours[name]
+            figures |= percentiles(f"theirs_{name}", theirs) | percentiles(f"ours_{name}", ours)
+            figures |= percentiles(f"ratio_{name}", ratios(ours, theirs))
+            rounds["ours"][name] = [round(value, 3) for value in ours]
+            rounds["theirs"][name] = [round(value, 3) for value in theirs]
         return {
             "peer": PEER,
             "version": peer_version(),
             **figures,
             "rounds": rounds,
-            "setting": _told(self.setting),
+            "setting": asdict(self.setting),
             "tried": self.tried,
         }
 
+    def lines(self) -> Iterator[Sequence[str]]:
+        """The peer's figures, and ours over theirs."""
+        for name, theirs in self.theirs.items():
+            yield f"{PEER}: {_plain(name)}", *cells(theirs, self.form)
+        for name, theirs in self.theirs.items():
+            ratio = ratios(self.ours[name], theirs)
+            yield f"ours over theirs: {_plain(name)}", *cells(ratio, ".2f")
 
-def _rounded(values: Sequence[float]) -> list[float]:
-    return [round(value, 3) for value in values]
+    def remarks(self) -> Iterator[str]:
+        """How the peer was set up."""
+        yield f"{PEER} at its best: {described(self.setting)}"
 
 
-def _told(setting: PeerSetting) -> dict[str, Any]:
-    return asdict(setting)
-
-
-def with_checkpoint(settings: Sequence[PeerSetting], checkpoint: bool) -> list[PeerSetting]:
-    """The same settings with snapshots, or without."""
-    return [replace(setting, checkpoint=checkpoint) for setting in settings]
+def _plain(name: str) -> str:
+    return name.removesuffix("_ms").removesuffix("_rows_s").replace("_", " ")
 
 
 # Processes

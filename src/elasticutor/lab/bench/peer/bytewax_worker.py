@@ -178,10 +178,10 @@ def main(spec: dict[str, Any], number: int) -> None:
     """Be one process, until the stream has ended."""
     # Whatever becomes of the process that started it: it does not outlast its time.
     faulthandler.dump_traceback_later(spec["limit_s"], exit=True)
-    folder, work, setting = Path(spec["folder"]), dict(spec["work"]), spec["setting"]
-    operator = mapper(work.pop("kind"), work.pop("cost_s"))
+    folder, work, setting = Path(spec["folder"]), spec["work"], spec["setting"]
+    operator = mapper(work["kind"], work["cost_s"])
     flow = Dataflow("bench")
-    tuples = PeerTuples(Generator(**work), setting["batch_rows"], folder / "began")
+    tuples = PeerTuples(Generator(**work["tuples"]), setting["batch_rows"], folder / "began")
     notes = Notes()
     stream = op.input("tuples", flow, tuples)
     op.output("out", op.stateful_map("work", stream, operator), notes)

@@ -4,31 +4,26 @@ The same rows, from the same files, on the same session: local, with as many par
 exchange as the elastic operator has cores. Queries run in turn, one at a time, round by round; in
 every other round in the opposite order. The cluster of the elastic executors is there only while
 an elastic query runs. What counts is the time of whole batches, from the trigger to the commit, as
-the query's own progress tells it; the first batch, which starts processes and compiles plans, does
+the query's own progress has it; the first batch, which starts processes and compiles plans, does
 not count.
 """
 
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from importlib.util import find_spec
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any
 
-from elasticutor.errors import BadValueError
-from elasticutor.lab.bench.live import (
-    BenchError,
-    Machine,
-    Progress,
-    silent,
-    unheard,
-)
-from elasticutor.lab.bench.structured.data import FILES, Files, write_files
+from elasticutor.lab.bench import options
+from elasticutor.lab.bench.declare import Benchmark
+from elasticutor.lab.bench.figures import Figures, Table, figure
+from elasticutor.lab.bench.live import BadOptionError, Bench, scratch
+from elasticutor.lab.bench.operators import Count, CountBatches
+from elasticutor.lab.bench.structured.data import Files, write_files
 from elasticutor.lab.bench.structured.figures import (
     ELASTIC,
     PASSTHROUGH,
@@ -38,10 +33,11 @@ from elasticutor.lab.bench.structured.figures import (
     Ran,
     Runs,
     Small,
-    TimedBatch,
     Uniform,
 )
-from elasticutor.lab.bench.structured.work import Burning, Count, CountAndWork, CountBatches
+from elasticutor.lab.bench.structured.stage import MeasuredStage, require_packages, spark_stage
+from elasticutor.lab.bench.work import Burn, Burning
+from elasticutor.lab.options import option
 from elasticutor.operator import Operator
 from elasticutor.sources import Generator
 
@@ -49,463 +45,267 @@ COUNTED = (PASSTHROUGH, *RIVALS, ELASTIC, VECTORISED)
 """What counts are compared of."""
 
 SKEWED = (*RIVALS, ELASTIC)
-"""What is compared where rows are dear: with the operator that works record by record."""
+"""What is compared where rows take CPU time: with the operator that works record by record."""
 
-_PACKAGES = {"pyspark": "pyspark", "pandas": "pandas", "google.protobuf": "protobuf"}
-_GLANCE_S = 0.25
-_WARM_UP_ROWS = 10_000
-_DEAR_WARM_UP_ROWS = 1_000
-
-
-@dataclass(frozen=True, slots=True)
-class StructuredSetting:
-    """What is run."""
-
-    rows: int = 1_000_000
-    """Of the counts: at most, since a slow query is ended after `seconds`."""
-    batch_rows: int = 100_000
-    keys: int = 10_000
-    zipf: float = 0.5
-    payload: int = 0
-    """Bytes that are carried along in every row, and that nobody looks at."""
-    seconds: float = 20.0
-    """How long a query may count before it is ended."""
-    small_batch_rows: int = 100
-    """Of batches that show what a batch costs whatever is in it."""
-    small_batches: int = 40
-    exchange: bool = False
-    """Whether an exchange follows the elastic operator."""
-    dear_rows: int = 80_000
-    """Of those that take CPU time; every query sees all of them."""
-    dear_batch_rows: tuple[int, ...] = (10_000, 40_000)
-    dear_zipf: float = 1.0
-    cost_s: float = 0.001
-    """CPU time that each of them takes."""
-    shuffle_s: float = 10.0
-    """The keys' frequencies are dealt out anew after so many seconds' work for all cores."""
-    answers: Literal["row", "key"] = "row"
-    """Whether Spark's own APIs answer each row, as the elastic operator does, or each key once per
-    batch, which is less."""
-    cores: int = 2
-    """Of the elastic operator; partitions of the others."""
-    slots: int = 4
-    """Of the session."""
-    repeat: int = 1
-    """Rounds."""
-    pairs: int = 10
-    """With balancing and without, for keys that are all alike."""
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        counts = ("rows", "batch_rows", "keys", "dear_rows", "cores", "repeat", "pairs")
-        for name in (*counts, "small_batch_rows", "small_batches"):
-            if getattr(self, name) < 1:
-                raise BadValueError(name, "be at least 1", getattr(self, name))
-        if not self.dear_batch_rows:
-            raise BadValueError("dear_batch_rows", "have a number of rows at least", "none")
-        if self.slots < 2:
-            hint = "the nodes of the elastic executors take one, the query's tasks the others"
-            raise BadValueError("slots", "be at least 2", self.slots, hint)
-
-    @property
-    def shuffle_rows(self) -> int:
-        """Rows between two shuffles of the keys."""
-        return max(1, round(self.shuffle_s * self.cores / self.cost_s))
-
-    def as_dict(self) -> dict[str, Any]:
-        """What all parts share, for `--json`."""
-        return {
-            "keys": self.keys,
-            "tasks": self.cores,
-            "slots": self.slots,
-            "rounds": self.repeat,
-            "answers": self.answers,
-            "exchange": self.exchange,
-            "sink": "noop",
-            "state_store": "RocksDB",
-        }
+_ZIPF, _SKEWED_ZIPF = 0.5, 1.0
+_SMALL_ROWS, _SMALL_BATCHES = 100, 40
+"""Of batches that show what a batch costs whatever is in it."""
+_WARM_UP_ROWS, _SKEWED_WARM_UP_ROWS = 10_000, 1_000
+_SEED = 1
 
 
-class MeasuredStage(Protocol):
-    """Where queries run."""
+class StructuredPart(StrEnum):
+    """What to measure."""
 
-    def cluster(self) -> AbstractContextManager[Any]:
-        """A cluster for elastic operators, gone at the end."""
-
-    def run(
-        self,
-        name: str,
-        files: Files,
-        operator: Operator | Burning | None = None,
-        *,
-        cluster: Any = None,
-        most_s: float = math.inf,
-        balance: bool = True,
-    ) -> Ran:
-        """Run a query over all files, or until the time is over.
-
-        Args:
-            name: Of the query; an elastic one's begins with `elastic`.
-            files: What it reads.
-            operator: Of an elastic one; of a rival, what work a row takes.
-            cluster: For an elastic one.
-            most_s: End it after so long, but not before a batch has counted.
-            balance: Whether an elastic one may move shards.
-        """
+    COUNT = "count"
+    SKEWED = "skewed"
+    UNIFORM = "uniform"
+    ALL = "all"
 
 
-@dataclass(frozen=True, slots=True)
-class StructuredBench:
+class AnswersOption(StrEnum):
+    """What is answered."""
+
+    ROW = "row"
+    KEY = "key"
+
+
+class StructuredFigures(Figures):
     """What was measured; None: what was not asked for."""
 
-    setting: StructuredSetting
-    count: Compared | None
-    small: Small | None
+    setting: StructuredBench
+    count: Compared | None = None
+    small: Small | None = figure(omit_none=True, default=None)
     """With the counts."""
-    skewed: tuple[Compared, ...] | None
+    skewed: list[Compared] | None = None
     """By size of the batches."""
-    uniform: Uniform | None
-    machine: Machine
+    uniform: Uniform | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
-        setting = self.setting
-        found: dict[str, Any] = {}
+        setting, found = self.setting, super().as_dict()
         if self.count is not None:
-            more = {"keys": setting.keys, "zipf": setting.zipf, "payload": setting.payload}
+            more = {"keys": setting.keys, "zipf": _ZIPF, "payload": setting.payload}
             found["count"] = {**self.count.as_dict(), **more}
-        if self.small is not None:
-            found["small"] = self.small.as_dict()
         if self.skewed is not None:
             # The smallest batches' figures on top, and all of them by their size.
             found["skewed"] = {
                 **self.skewed[0].as_dict(),
                 "by_batch_rows": {str(one.batch_rows): one.as_dict() for one in self.skewed},
-                "cost_ms": setting.cost_s * 1e3,
-                "zipf": setting.dear_zipf,
+                "cost_ms": setting.cost_ms,
+                "zipf": _SKEWED_ZIPF,
                 "shuffle_rows": setting.shuffle_rows,
-                "ideal_rows_s": round(setting.cores / setting.cost_s),
+                "ideal_rows_s": round(setting.cores / setting.cost_ms * 1e3),
             }
         if self.uniform is not None:
-            found.update(self.uniform.as_dict())
-        return {**found, **setting.as_dict(), **self.machine.as_dict()}
+            found |= self.uniform.as_dict()
+        return {**found, "sink": "noop", "state_store": "RocksDB"}
+
+    def tables(self, title: str) -> Iterator[Table]:
+        """A table of what was compared in each part."""
+        setting = self.setting
+        if self.count is not None:
+            rows = self.count.batch_rows
+            yield self.count.table(f"counts of {setting.keys:,} keys, batches of {rows:,} rows")
+        for one in self.skewed or ():
+            what = f"{setting.cost_ms:g} ms of CPU per row"
+            yield one.table(f"{what}, batches of {one.batch_rows:,}")
+
+    def remarks(self) -> Iterator[str]:
+        """What small batches take, and what balancing costs."""
+        for part in (self.small, self.uniform):
+            if part is not None:
+                yield from part.remarks()
 
 
-def bench_structured(
-    stage: MeasuredStage,
-    folder: Path,
-    setting: StructuredSetting,
-    *,
-    count: bool = True,
-    skewed: bool = True,
-    uniform: bool = True,
-    progress: Progress = silent,
-) -> StructuredBench:
-    """Measure some or all of it.
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """Where queries run, where files go, and what shows it."""
 
-    Args:
-        stage: Where queries run.
-        folder: For the files.
-        setting: What is run.
-        count: Counts per key.
-        skewed: Rows that take CPU time, and keys whose frequencies change.
-        uniform: What balancing costs where there is nothing to balance.
-        progress: Told about each run.
+    stage: MeasuredStage
+    folder: Path
+    bench: Bench
+
+
+class StructuredBench(Benchmark):
+    """How elastic() compares with Spark's own APIs for state per key, on the same rows.
+
+    Count: counts per key, with rows that only pass through beside them, and elastic()'s own share
+    of a batch with few rows. Skewed: rows that take CPU time, with keys whose frequencies change.
+    Uniform: pairs of runs with balancing and without, where there is nothing to balance.
     """
-    machine = Machine()
-    machine.glance()
-    counted = few = dear = still = None
-    if count:
-        counted = _count(stage, folder, setting, machine, progress)
-        few = _small(stage, folder, setting, machine, progress)
-    if skewed:
-        dear = tuple(
-            _skewed(stage, folder, setting, rows, machine, progress)
-            for rows in sorted(setting.dear_batch_rows)
+
+    about = ""
+
+    part: StructuredPart = option(StructuredPart.ALL, "What to measure.")
+    rows: int = option(1_000_000, "Rows to count.", min=1)
+    batch_rows: int = option(100_000, "Rows of a batch of them.", min=2)
+    keys: int = options.KEYS(10_000)
+    payload: int = option(0, "Bytes carried along in each row.", min=0)
+    seconds: float = options.SECONDS(
+        20.0, help="End a query that counts after so long.", min=0.1, key=""
+    )
+    dear_rows: int = option(80_000, "Rows that take CPU time, for the skewed part.", min=1)
+    dear_batch_rows: list[int] | None = option(
+        None, "Rows of a batch of them.", min=2, shows="10000 and 40000"
+    )
+    cost_ms: float = options.COST_MS(1.0, help="CPU time that each of them takes, in ms.", key="")
+    shuffle: float = option(10.0, "Seconds of work between two shuffles of the keys.", min=0.1)
+    pairs: int = option(10, "Pairs of runs with and without balancing.", min=1)
+    repeat: int = options.REPEAT(
+        1, help="Rounds of the other parts; figures are medians.", key="rounds"
+    )
+    cores: int = options.CORES(2, help="Of the elastic operator; partitions of the others.")
+    answers: AnswersOption = option(
+        AnswersOption.ROW,
+        "What Spark's own APIs answer: each row as elastic() does, or each key.",
+        key="answers",
+    )
+    exchange: bool = option(False, "Let an exchange follow the elastic operator.", key="exchange")
+    folder: Path | None = options.FOLDER(None, help="For files and checkpoints.")
+
+    @property
+    def shuffle_rows(self) -> int:
+        """Rows between two shuffles of the keys: `shuffle` seconds' work for all cores."""
+        return max(1, round(self.shuffle * self.cores / self.cost_ms * 1e3))
+
+    @property
+    def slots(self) -> int:
+        """Of the session: nodes of elastic executors take one, the query's tasks the others."""
+        return self.cores + 2
+
+    @property
+    def skewed_sizes(self) -> list[int]:
+        """Rows of the batches of those that take CPU time, the smallest first."""
+        return sorted(self.dear_batch_rows or (10_000, 40_000))
+
+    def has(self, part: StructuredPart) -> bool:
+        """Whether a part is to be measured."""
+        return self.part in (part, StructuredPart.ALL)
+
+    def check(self) -> None:
+        """Refuse rows that do not fill a batch, and a Spark that lacks packages."""
+        counts = self.has(StructuredPart.COUNT) or self.has(StructuredPart.UNIFORM)
+        largest = self.skewed_sizes[-1]
+        if self.has(StructuredPart.SKEWED) and self.dear_rows < largest:
+            reason = f"{self.dear_rows:,} do not fill a batch of {largest:,}"
+            raise BadOptionError("--dear-rows", reason)
+        if counts and self.rows < self.batch_rows:
+            reason = f"{self.rows:,} do not fill a batch of {self.batch_rows:,}"
+            raise BadOptionError("--rows", reason)
+        Burning(self.cost_ms / 1e3)
+        require_packages()
+
+    def given(self) -> dict[str, Any]:
+        """The options that all parts share."""
+        return {**super().given(), "slots": self.slots}
+
+    def measure(self, bench: Bench) -> StructuredFigures:
+        """Each part that is to be measured."""
+        bench.say("starting Spark")
+        # The folder outlives Spark, whose processes write into it.
+        with scratch(self.folder) as place, spark_stage(self, place) as stage:
+            return self.on(stage, place, bench)
+
+    def on(self, stage: MeasuredStage, folder: Path, bench: Bench) -> StructuredFigures:
+        """The same where queries run already."""
+        scene, found = _Scene(stage, folder, bench), StructuredFigures(setting=self)
+        if self.has(StructuredPart.COUNT):
+            found.count = self._count(scene)
+            found.small = self._small(scene)
+        if self.has(StructuredPart.SKEWED):
+            found.skewed = [self._skewed(scene, rows) for rows in self.skewed_sizes]
+        if self.has(StructuredPart.UNIFORM):
+            found.uniform = self._uniform(scene)
+        return found
+
+    def _count(self, scene: _Scene) -> Compared:
+        scene.bench.say(f"writing {self.rows:,} rows")
+        folder = scene.folder / "count"
+        files = self._files(folder, self.rows, self.batch_rows, payload=self.payload)
+        scene.bench.say("count: once for the JVM to warm up")
+        scene.stage.run(PASSTHROUGH, files, most_s=self.seconds)
+        operators = {ELASTIC: Count(), VECTORISED: CountBatches()}
+        runs = self._rounds(scene, "count", COUNTED, files, operators, self.seconds)
+        return Compared(runs=runs, batch_rows=files.batch_rows)
+
+    def _small(self, scene: _Scene) -> Small:
+        files = self._files(scene.folder / "small", _SMALL_ROWS * _SMALL_BATCHES, _SMALL_ROWS)
+        names, what = (PASSTHROUGH, ELASTIC), f"batches of {files.batch_rows}"
+        runs = self._rounds(scene, what, names, files, {ELASTIC: Count()}, self.seconds)
+        return Small.of(runs, files.batch_rows)
+
+    def _skewed(self, scene: _Scene, batch_rows: int) -> Compared:
+        files = self._files(
+            scene.folder / f"skewed-{batch_rows}",
+            self.dear_rows,
+            batch_rows,
+            zipf=_SKEWED_ZIPF,
+            shuffle_rows=self.shuffle_rows,
+            warm_up_rows=_SKEWED_WARM_UP_ROWS,
         )
-    if uniform:
-        still = _uniform(stage, folder, setting, machine, progress)
-    return StructuredBench(setting, counted, few, dear, still, machine)
+        cost_s = self.cost_ms / 1e3
+        work: dict[str, Operator | Burning] = {
+            **dict.fromkeys(RIVALS, Burning(cost_s)),
+            ELASTIC: Burn(cost_s),
+        }
+        runs = self._rounds(scene, f"skewed, batches of {batch_rows:,}", SKEWED, files, work)
+        return Compared(runs=runs, batch_rows=files.batch_rows)
 
+    def _uniform(self, scene: _Scene) -> Uniform:
+        folder = scene.folder / "uniform"
+        files = self._files(folder, self.rows, self.batch_rows, zipf=0.0, payload=self.payload)
+        found = Uniform(batch_rows=files.batch_rows)
+        with scene.stage.cluster() as cluster:
 
-def _count(
-    stage: MeasuredStage,
-    folder: Path,
-    setting: StructuredSetting,
-    machine: Machine,
-    progress: Progress,
-) -> Compared:
-    progress(f"writing {setting.rows:,} rows")
-    files = _cheap_files(folder / "count", setting, setting.zipf)
-    operators: dict[str, Operator] = {ELASTIC: Count(), VECTORISED: CountBatches()}
-
-    def run(name: str, cluster: Any) -> Ran:
-        return stage.run(name, files, operators.get(name), cluster=cluster, most_s=setting.seconds)
-
-    progress("count: once for the JVM to warm up")
-    stage.run(PASSTHROUGH, files, most_s=setting.seconds)
-    runs = _rounds(stage, COUNTED, setting.repeat, run, "count", machine, progress)
-    return Compared(runs, files.batch_rows)
-
-
-def _small(
-    stage: MeasuredStage,
-    folder: Path,
-    setting: StructuredSetting,
-    machine: Machine,
-    progress: Progress,
-) -> Small:
-    rows = setting.small_batch_rows
-    files = write_files(
-        folder / "small",
-        Generator(keys=setting.keys, zipf=setting.zipf, payload=0, seed=setting.seed),
-        rows=rows * setting.small_batches,
-        batch_rows=rows,
-        warm_up_rows=rows,
-    )
-
-    def run(name: str, cluster: Any) -> Ran:
-        operator = Count() if name == ELASTIC else None
-        return stage.run(name, files, operator, cluster=cluster, most_s=setting.seconds)
-
-    names, what = (PASSTHROUGH, ELASTIC), f"batches of {files.batch_rows}"
-    runs = _rounds(stage, names, setting.repeat, run, what, machine, progress)
-    return Small(runs[ELASTIC], runs[PASSTHROUGH], files.batch_rows)
-
-
-def _skewed(
-    stage: MeasuredStage,
-    folder: Path,
-    setting: StructuredSetting,
-    batch_rows: int,
-    machine: Machine,
-    progress: Progress,
-) -> Compared:
-    generator = Generator(
-        keys=setting.keys,
-        zipf=setting.dear_zipf,
-        payload=0,
-        shuffle_rows=setting.shuffle_rows,
-        seed=setting.seed,
-    )
-    files = write_files(
-        folder / f"skewed-{batch_rows}",
-        generator,
-        rows=setting.dear_rows,
-        batch_rows=batch_rows,
-        warm_up_rows=min(_DEAR_WARM_UP_ROWS, batch_rows),
-    )
-    work = Burning(setting.cost_s)
-
-    def run(name: str, cluster: Any) -> Ran:
-        return stage.run(
-            name, files, CountAndWork(work) if name == ELASTIC else work, cluster=cluster
-        )
-
-    what = f"skewed, batches of {batch_rows:,}"
-    runs = _rounds(stage, SKEWED, setting.repeat, run, what, machine, progress)
-    return Compared(runs, files.batch_rows)
-
-
-def _uniform(
-    stage: MeasuredStage,
-    folder: Path,
-    setting: StructuredSetting,
-    machine: Machine,
-    progress: Progress,
-) -> Uniform:
-    files = _cheap_files(folder / "uniform", setting, 0.0)
-    pairs = []
-    with stage.cluster() as cluster:
-        progress("uniform: once for the JVM to warm up")
-        stage.run(ELASTIC, files, Count(), cluster=cluster, most_s=setting.seconds)
-        for number in range(setting.pairs):
-            progress(f"uniform, pair {number + 1} of {setting.pairs}")
-            machine.glance()
-            ran = {
-                balance: stage.run(
+            def run(balance: bool) -> Ran:
+                return scene.stage.run(
                     ELASTIC,
                     files,
                     Count(),
                     cluster=cluster,
-                    most_s=setting.seconds,
+                    most_s=self.seconds,
                     balance=balance,
                 )
-                for balance in ((True, False) if number % 2 == 0 else (False, True))
-            }
-            pairs.append((ran[True], ran[False]))
-    return Uniform(tuple(pairs), files.batch_rows)
 
+            scene.bench.say("uniform: once for the JVM to warm up")
+            run(balance=True)
+            for _, balance in scene.bench.turns(self.pairs, (True, False), "uniform, pair"):
+                (found.balanced if balance else found.still).add(run(balance))
+        return found
 
-def _cheap_files(folder: Path, setting: StructuredSetting, zipf: float) -> Files:
-    generator = Generator(keys=setting.keys, zipf=zipf, payload=setting.payload, seed=setting.seed)
-    return write_files(
-        folder,
-        generator,
-        rows=setting.rows,
-        batch_rows=setting.batch_rows,
-        warm_up_rows=min(_WARM_UP_ROWS, setting.batch_rows),
-    )
-
-
-def _rounds(
-    stage: MeasuredStage,
-    names: Sequence[str],
-    repeat: int,
-    run: Callable[[str, Any], Ran],
-    what: str,
-    machine: Machine,
-    progress: Progress,
-) -> dict[str, Runs]:
-    """Each query once per round; elastic ones with a cluster that is there for them alone."""
-    ran: dict[str, list[Ran]] = {name: [] for name in names}
-    for number in range(repeat):
-        for name in names if number % 2 == 0 else tuple(reversed(names)):
-            progress(f"{what}: {name}" + (f", round {number + 1} of {repeat}" * (repeat > 1)))
-            machine.glance()
-            if name in (ELASTIC, VECTORISED):
-                with stage.cluster() as cluster:
-                    ran[name].append(run(name, cluster))
-            else:
-                ran[name].append(run(name, None))
-    return {name: Runs(tuple(runs)) for name, runs in ran.items()}
-
-
-# On Spark -----------------------------------------------------------------------------------------
-
-
-def require_packages() -> None:
-    """See that everything is there that Spark's own APIs need.
-
-    Raises:
-        BenchError: Something is not; says how to install it.
-    """
-    for module, package in _PACKAGES.items():
-        if not _is_there(module):
-            hint = f"pip install {package}"
-            if package == "pyspark":
-                hint = "pip install 'elasticutor[spark]'"
-            elif package == "pandas":
-                hint = "pip install 'pandas<3'"
-            raise BenchError(package, "be installed", f"no module {module}", hint)
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package around it
-        return False
-
-
-@contextmanager
-def spark_stage(setting: StructuredSetting, folder: Path) -> Iterator[MeasuredStage]:
-    """A local Spark, gone at the end; Spark's own messages are not shown, unless it fails to start.
-
-    Args:
-        setting: What is to be run.
-        folder: For the queries' checkpoints.
-
-    Raises:
-        BenchError: A package is missing.
-    """
-    require_packages()
-    from elasticutor.lab.spark.rivals import rivals_session
-
-    made: list[Any] = []
-    try:
-        with unheard():
-            _aside(lambda _: made.append(rivals_session(f"local[{setting.slots}]", setting.cores)))
-        yield _SparkStage(made[0], setting, folder)
-    finally:
-        _aside(lambda _: [spark.stop() for spark in made])
-
-
-class _SparkStage:
-    def __init__(self, spark: Any, setting: StructuredSetting, folder: Path) -> None:
-        self._spark = spark
-        self._setting = setting
-        self._folder = folder
-        self._runs = 0
-
-    def cluster(self) -> AbstractContextManager[Any]:
-        from elasticutor.spark import Cluster
-
-        return Cluster(self._spark, nodes=1, cores=self._setting.cores)
-
-    def run(
+    def _files(
         self,
-        name: str,
-        files: Files,
-        operator: Operator | Burning | None = None,
+        folder: Path,
+        rows: int,
+        batch_rows: int,
         *,
-        cluster: Any = None,
-        most_s: float = math.inf,
-        balance: bool = True,
-    ) -> Ran:
-        self._runs += 1
-        checkpoint = self._folder / f"checkpoint-{self._runs}"
-        done = _aside(
-            lambda ended: self._batches(
-                name, files, operator, cluster, balance, checkpoint, most_s, ended
-            )
+        zipf: float = _ZIPF,
+        payload: int = 0,
+        shuffle_rows: int | None = None,
+        warm_up_rows: int = _WARM_UP_ROWS,
+    ) -> Files:
+        generator = Generator(
+            keys=self.keys, zipf=zipf, payload=payload, shuffle_rows=shuffle_rows, seed=_SEED
         )
-        _require_batches(name, files, [rows for rows, _ in done], ended_early=most_s < math.inf)
-        return Ran(tuple(TimedBatch(rows, ms) for rows, ms in done[1:]))
+        first = min(warm_up_rows, batch_rows)
+        return write_files(folder, generator, rows=rows, batch_rows=batch_rows, warm_up_rows=first)
 
-    def _batches(
+    def _rounds(
         self,
-        name: str,
+        scene: _Scene,
+        what: str,
+        names: Sequence[str],
         files: Files,
-        operator: Operator | Burning | None,
-        cluster: Any,
-        balance: bool,
-        checkpoint: Path,
-        most_s: float,
-        ended: threading.Event,
-    ) -> list[tuple[int, float]]:
-        from elasticutor.lab.spark import rivals
-
-        frame = rivals.file_stream(self._spark, files.folder, files.schema, FILES)
-        mode = "append"
-        if name == PASSTHROUGH:
-            query = rivals.passthrough(frame)
-        elif isinstance(operator, Operator):
-            query = rivals.elastic_frame(
-                frame, operator, cluster=cluster, balance=balance, exchange=self._setting.exchange
-            )
-        else:
-            query = rivals.RIVALS[name](frame, operator, each=self._setting.answers == "row")
-            mode = "update"
-        return rivals.run_to_nowhere(query, checkpoint, mode=mode, most_s=most_s, ended=ended)
-
-
-Found = TypeVar("Found")
-"""What comes of a call."""
-
-
-def _aside(call: Callable[[threading.Event], Found]) -> Found:
-    """Call in a thread of its own, and wait for it; an interruption tells it to end, and waits.
-
-    An interruption in the midst of a call to the JVM would cut the connection to it for good. And a
-    SparkContext that is not made in the main thread leaves alone what an interruption does.
-    """
-    ended = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        calling = pool.submit(call, ended)
-        try:
-            while not calling.done():
-                wait([calling], timeout=_GLANCE_S)
-        finally:
-            ended.set()
-    return calling.result()
-
-
-def _require_batches(
-    name: str, files: Files, rows: Sequence[int], *, ended_early: bool = False
-) -> None:
-    """Refuse to compare what did not read the batches that were written."""
-    wanted = [files.warm_up_rows, *[files.batch_rows] * files.batches]
-    if ended_early:
-        wanted = wanted[: len(rows)]
-    if list(rows) != wanted:
-        raise BenchError(f"batches of {name}", f"have {wanted} rows", rows)
+        operators: Mapping[str, Operator | Burning],
+        most_s: float = math.inf,
+    ) -> dict[str, Runs]:
+        """Each query once per round; elastic ones with a cluster that is there for them alone."""
+        found = {name: Runs() for name in names}
+        for _, name in scene.bench.turns(self.repeat, names, f"{what}: {{side}}, round"):
+            elastic = name in (ELASTIC, VECTORISED)
+            with scene.stage.cluster() if elastic else nullcontext() as cluster:
+                operator = operators.get(name)
+                ran = scene.stage.run(name, files, operator, cluster=cluster, most_s=most_s)
+            found[name].add(ran)
+        return found

@@ -1,4 +1,4 @@
-"""Tuples as Parquet files, which a file stream reads so many of at a time: one micro-batch each.
+"""Tuples as Parquet files, which a file stream reads a few at a time: one micro-batch each.
 
 All queries read the same files in the same order. The first batch is small: it is there to start
 processes and to compile plans, and is not counted.

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from elasticutor.lab.bench.figures import Spread
-from elasticutor.lab.bench.live import BenchError, spread_as_dict
+from elasticutor.lab.bench.figures import (
+    Figures,
+    Samples,
+    Table,
+    figure,
+    grid,
+    interval_as_dict,
+    percentiles,
+    ratios,
+    samples,
+    with_interval,
+)
+from elasticutor.lab.bench.live import BenchError
 
 ELASTIC = "elastic"
 VECTORISED = "elastic_vectorised"
@@ -59,143 +70,125 @@ class Ran:
         return float(np.median([batch.ms for batch in self.batches]))
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
+class Runs(Figures):
     """All runs of one query."""
 
-    runs: tuple[Ran, ...]
+    rows_s: Samples = samples("rows per second", ",.0f", digits=None, better="higher")
+    of_best: float = figure("of the best rival", ".2f", key="", default=1.0)
+    batches_ms: Samples = samples(
+        "batch p99 ms", ",.0f", key="batch_p99_ms", shows={"": 99}, digits=1, better="lower"
+    )
+    """Of the batches of all runs."""
+    batch_ms: Samples = field(default_factory=list)
+    """What a batch takes in each run, as a median."""
+    rows: list[int] = figure(default_factory=list)
 
-    @property
-    def rows_s(self) -> Spread:
-        """Over the runs."""
-        return Spread.of([run.rows_s for run in self.runs])
+    @classmethod
+    def of(cls, *runs: Ran) -> Runs:
+        """Some runs."""
+        found = cls()
+        for ran in runs:
+            found.add(ran)
+        return found
 
-    @property
-    def batch_p99_ms(self) -> float:
-        """Of the batches of all runs."""
-        return float(np.percentile([b.ms for run in self.runs for b in run.batches], 99))
+    def add(self, ran: Ran) -> None:
+        """One more run."""
+        self.rows_s.append(ran.rows_s)
+        self.batch_ms.append(ran.batch_ms)
+        self.batches_ms += [batch.ms for batch in ran.batches]
+        self.rows.append(ran.rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
-        spread = self.rows_s
-        rounded = Spread(round(spread.median), round(spread.low), round(spread.high))
-        return {
-            **spread_as_dict("rows_s", rounded),
-            "batch_p99_ms": round(self.batch_p99_ms, 1),
-            "rows": [run.rows for run in self.runs],
-            "batches": sum(len(run.batches) for run in self.runs),
-        }
+        return {**super().as_dict(), "batches": len(self.batches_ms)}
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(Figures):
     """The same rows through several queries, round by round."""
 
-    runs: Mapping[str, Runs]
-    batch_rows: int
+    runs: dict[str, Runs]
+    batch_rows: int = figure()
 
     @property
     def best_rival(self) -> str:
         """Which of Spark's own APIs was the fastest."""
-        return max(
-            (name for name in RIVALS if name in self.runs),
-            key=lambda name: self.runs[name].rows_s.median,
-        )
+        rivals = (name for name in RIVALS if name in self.runs)
+        return max(rivals, key=lambda name: self.runs[name].spread("rows_s").median)
 
-    def ratio(self, one: str, other: str) -> Spread:
+    def ratio(self, one: str, other: str) -> Samples:
         """One query's rows per second over another's, by rounds."""
-        pairs = zip(self.runs[one].runs, self.runs[other].runs, strict=True)
-        return Spread.of([a.rows_s / b.rows_s for a, b in pairs])
+        return ratios(self.runs[one].rows_s, self.runs[other].rows_s)
 
-    def ratios(self) -> dict[str, Any]:
-        """Ours against the best of theirs, and against rows that only pass through."""
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for `--json`: ours also against the best rival, and what passes through."""
         best = self.best_rival
-        found: dict[str, Any] = {"best_rival": best}
+        found: dict[str, Any] = {name: runs.as_dict() for name, runs in self.runs.items()}
+        found |= {"best_rival": best, **super().as_dict()}
         for name, short in ((ELASTIC, ""), (VECTORISED, "vectorised_")):
-            if name not in self.runs:
-                continue
-            found.update(spread_as_dict(f"{short}over_best_rival", self.ratio(name, best)))
-            if PASSTHROUGH in self.runs:
-                of = self.ratio(name, PASSTHROUGH)
-                found.update(spread_as_dict(f"{short}of_passthrough", of))
+            for other, which in ((best, "over_best_rival"), (PASSTHROUGH, "of_passthrough")):
+                if {name, other} <= set(self.runs):
+                    found |= percentiles(f"{short}{which}", self.ratio(name, other))
         return found
 
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        return {
-            **{name: runs.as_dict() for name, runs in self.runs.items()},
-            **self.ratios(),
-            "batch_rows": self.batch_rows,
-        }
+    def table(self, title: str) -> Table:
+        """A row for each query."""
+        best = self.runs[self.best_rival].spread("rows_s").median
+        for runs in self.runs.values():
+            runs.of_best = runs.spread("rows_s").median / best
+        return grid(title, "query", self.runs)
 
 
-@dataclass(frozen=True, slots=True)
-class Small:
+class Small(Figures):
     """Batches with few rows: what a batch costs whatever is in it."""
 
-    elastic: Runs
-    passthrough: Runs
-    batch_rows: int
+    elastic_ms: Samples = samples(digits=1)
+    passthrough_ms: Samples = samples(digits=1)
+    own_ms: Samples = samples(digits=1)
+    """Our share of a batch: what it takes beyond one that only passes through, by rounds."""
+    batch_rows: int = figure()
+    batches: int = figure()
 
-    @property
-    def own_ms(self) -> Spread:
-        """Our share of a batch: what it takes beyond one that only passes through, by rounds."""
-        pairs = zip(self.elastic.runs, self.passthrough.runs, strict=True)
-        return Spread.of([ours.batch_ms - theirs.batch_ms for ours, theirs in pairs])
+    @classmethod
+    def of(cls, runs: Mapping[str, Runs], batch_rows: int) -> Small:
+        """From the runs of both queries."""
+        ours, theirs = runs[ELASTIC].batch_ms, runs[PASSTHROUGH].batch_ms
+        return cls(
+            elastic_ms=ours,
+            passthrough_ms=theirs,
+            own_ms=[one - other for one, other in zip(ours, theirs, strict=True)],
+            batch_rows=batch_rows,
+            batches=len(runs[ELASTIC].batches_ms),
+        )
 
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        both = {ELASTIC: self.elastic, PASSTHROUGH: self.passthrough}
-        found: dict[str, Any] = {}
-        for name, runs in both.items():
-            taken = Spread.of([run.batch_ms for run in runs.runs])
-            found.update(spread_as_dict(f"{name}_ms", _rounded(taken)))
-        found.update(spread_as_dict("own_ms", _rounded(self.own_ms)))
-        batches = sum(len(run.batches) for run in self.elastic.runs)
-        return {**found, "batch_rows": self.batch_rows, "batches": batches}
-
-
-def _rounded(spread: Spread) -> Spread:
-    return Spread(round(spread.median, 1), round(spread.low, 1), round(spread.high, 1))
+    def remarks(self) -> Iterator[str]:
+        """Our share."""
+        own = self.spread("own_ms").median
+        than = "longer than those that pass through"
+        yield f"batches of {self.batch_rows} rows: {own:.0f} ms {than}"
 
 
-@dataclass(frozen=True, slots=True)
-class Uniform:
+class Uniform(Figures):
     """Pairs of runs with balancing and without, where there is nothing to balance."""
 
-    pairs: tuple[tuple[Ran, Ran], ...]
-    """With, without."""
-    batch_rows: int
+    balanced: Runs = figure(default_factory=Runs)
+    still: Runs = figure(default_factory=Runs)
+    batch_rows: int = figure()
 
     @property
-    def ratios(self) -> list[float]:
+    def ratios(self) -> Samples:
         """Rows per second with balancing over those without, by pairs."""
-        return [balanced.rows_s / still.rows_s for balanced, still in self.pairs]
+        return ratios(self.balanced.rows_s, self.still.rows_s)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
+        found = [round(one, 4) for one in self.ratios]
+        uniform = {**super().as_dict(), "ratios": found, "pairs": len(found)}
+        return {**interval_as_dict("uniform_ratio", self.ratios), "uniform": uniform}
+
+    def remarks(self) -> Iterator[str]:
+        """What balancing costs."""
         ratio, low, high = with_interval(self.ratios)
-        return {
-            "uniform_ratio": round(ratio, 4),
-            "uniform_ratio_ci95": [round(low, 4), round(high, 4)],
-            "uniform": {
-                "ratios": [round(one, 4) for one in self.ratios],
-                "balanced": Runs(tuple(balanced for balanced, _ in self.pairs)).as_dict(),
-                "still": Runs(tuple(still for _, still in self.pairs)).as_dict(),
-                "pairs": len(self.pairs),
-                "batch_rows": self.batch_rows,
-            },
-        }
-
-
-def with_interval(ratios: Sequence[float]) -> tuple[float, float, float]:
-    """The median of some ratios, and where it lies with 95 % by resampling them.
-
-    Example:
-        >>> with_interval([0.9, 1.0, 1.1])
-        (1.0, 0.9, 1.1)
-    """
-    found = np.array(ratios, dtype=float)
-    drawn = np.random.default_rng(0).choice(found, (2000, len(found)))
-    low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))
-    return float(np.median(found)), float(low), float(high)
+        yield (
+            f"uniform keys, {len(self.ratios)} pairs: with balancing {ratio:.3f} of the rows per "
+            f"second without (95 %: {low:.3f} – {high:.3f})"
+        )

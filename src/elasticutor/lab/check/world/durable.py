@@ -1,4 +1,4 @@
-"""A checkpoint location, simulated: what is in it survives every process."""
+"""Simulated checkpoint locations: what is in them survives every process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from elasticutor.errors import OutOfOrderError
 from elasticutor.state.levels import Record
 
 Increment = Mapping[ShardId, tuple[Record, ...]]
+_Shards = dict[ShardId, dict[bytes, bytes]]
 
 
 class Durable:
@@ -21,7 +22,7 @@ class Durable:
 
     def __init__(self) -> None:
         self._increments: dict[tuple[str, Epoch, Attempt], dict[ShardId, tuple[Record, ...]]] = {}
-        self._folded: dict[str, dict[ShardId, dict[bytes, bytes]]] = {}
+        self._folded: dict[str, _Shards] = {}
         self._committed: dict[str, Epoch] = {}
         self.notes: Mapping[Peer, Any] = {}
         """What the newest manifest says of sources and sinks."""
@@ -31,7 +32,7 @@ class Durable:
         self._increments.setdefault((executor, epoch, attempt), {}).update(changes)
 
     def commit(self, executor: str, epoch: Epoch, attempt: Attempt) -> None:
-        """Let an executor's increment count, on top of all earlier ones."""
+        """Make an executor's increment count, on top of all earlier ones."""
         shards = self._folded.setdefault(executor, {})
         for shard, records in self._increments.get((executor, epoch, attempt), {}).items():
             values = shards.setdefault(shard, {})
@@ -59,3 +60,51 @@ class Durable:
     def committed(self, executor: str) -> Epoch:
         """The newest epoch that counts."""
         return self._committed.get(executor, Epoch(0))
+
+
+class QueryCheckpoint(Durable):
+    """Keeps the state of every epoch, so that a run can go back to an earlier one.
+
+    As in a real checkpoint, an epoch that is to be made again stays until it has been, and counts
+    for readers of the location until then.
+
+    Example:
+        >>> kept = QueryCheckpoint()
+        >>> for epoch in (1, 4):
+        ...     kept.commit("a/0", Epoch(epoch), Attempt(epoch))
+        >>> kept.newest_below("a/0", Epoch(4)), kept.newest_below("a/0", Epoch(7))
+        (1, 4)
+        >>> kept.go_back("a/0", Epoch(1))
+        >>> kept.committed("a/0"), kept.newest_below("a/0", Epoch(7))
+        (1, 4)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._history: dict[str, dict[Epoch, _Shards]] = {}
+
+    def commit(self, executor: str, epoch: Epoch, attempt: Attempt) -> None:
+        """Make an executor's increment count, on top of the epoch that it goes on from."""
+        base = self.committed(executor)
+        if epoch <= base:
+            raise OutOfOrderError(f"epoch of {executor}", f"come after {base}", epoch)
+        super().commit(executor, epoch, attempt)
+        earlier = self._history.get(executor, {})
+        self._history[executor] = {at: kept for at, kept in earlier.items() if at <= base}
+        self._history[executor][epoch] = _copied(self._folded.get(executor, {}))
+
+    def newest_below(self, executor: str, epoch: Epoch) -> Epoch:
+        """The newest epoch that counts and is before this one."""
+        return max((at for at in self._history.get(executor, {}) if at < epoch), default=Epoch(0))
+
+    def go_back(self, executor: str, epoch: Epoch) -> None:
+        """Go on from an epoch that counts."""
+        history = self._history.get(executor, {})
+        if epoch and epoch not in history:
+            raise OutOfOrderError(f"epoch of {executor}", f"be one of {sorted(history)}", epoch)
+        self._folded[executor] = _copied(history.get(epoch, {}))
+        self._committed[executor] = epoch
+
+
+def _copied(shards: Mapping[ShardId, Mapping[bytes, bytes]]) -> _Shards:
+    return {shard: dict(values) for shard, values in shards.items()}

@@ -1,20 +1,16 @@
-"""Simulated processes around the pure core: main processes, tasks and the nodes' keepers.
+"""Simulated main processes and the nodes' keepers, and what all processes of a world share.
 
-They do what the live runtime does, and decide nothing: every decision is one of `core`.
+They do what live processes do, and decide nothing: every decision is one of `core`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-
 from elasticutor.core.executor.batch import ShardArray
 from elasticutor.core.executor.config import ExecutorConfig
-from elasticutor.core.executor.executor import ElasticExecutor
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, ShardId, TaskId
@@ -28,12 +24,12 @@ from elasticutor.core.protocol.keeper import (
     SendSlice,
     WriteIncrement,
 )
-from elasticutor.core.protocol.task import Task
-from elasticutor.core.protocol.task_inbox import TaskInbox, Work
 from elasticutor.errors import ProtocolError, StaleAttemptError
 from elasticutor.lab.check.world.durable import Durable
-from elasticutor.lab.check.world.kernel import Kernel
 from elasticutor.lab.check.world.network import Address, Network
+from elasticutor.lab.check.world.task_host import TaskHost
+from elasticutor.lab.sim.clock import Clock
+from elasticutor.lab.sim.core_host import CoreHost
 from elasticutor.state.backend import MemoryBackend
 from elasticutor.state.cache import Codec, StateCache
 from elasticutor.state.levels import Levels
@@ -43,7 +39,7 @@ _SINGLY = 4
 """Batches of up to this number of tuples arrive with a list of shards."""
 
 
-# What processes tell each other besides the core's own messages -----------------------------------
+# What processes send besides the core's own messages ---------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +63,7 @@ class MarkerSent:
 
 @dataclass(frozen=True, slots=True)
 class CreditSent:
-    """What the sender of this lets the other side send."""
+    """Bytes that the other side may send, from the attempt's start."""
 
     sender: Peer
     attempt: Attempt
@@ -87,17 +83,17 @@ class CheckedOperator(Protocol):
         """Apply one tuple to the state; returns (destination, tuple) pairs."""
 
     def size(self, rows: int) -> int:
-        """The bytes of so many tuples."""
+        """The bytes of this number of tuples."""
 
 
 class Surroundings(Protocol):
-    """What decides how long things take, and who watches."""
+    """Decides how long things take and what fails, and watches."""
 
     def startup_s(self) -> float:
         """How long a task's process takes to start."""
 
     def service_s(self, host: TaskHost, rows: int) -> float:
-        """How long a task works on so many tuples."""
+        """How long a task works on this number of tuples."""
 
     def pause_s(self, host: TaskHost) -> float | None:
         """How soon a working task finds a label; None: only when its chunk is done."""
@@ -124,9 +120,9 @@ class World:
     """Everything that the simulated processes share."""
 
     def __init__(
-        self, kernel: Kernel, network: Network, durable: Durable, surroundings: Surroundings
+        self, clock: Clock, network: Network, durable: Durable, surroundings: Surroundings
     ) -> None:
-        self.kernel = kernel
+        self.clock = clock
         self.network = network
         self.durable = durable
         self.surroundings = surroundings
@@ -136,13 +132,22 @@ class World:
         self.executors: dict[Peer, ExecutorHost] = {}
 
     def send(self, source: Address, peer: Peer, message: Any) -> None:
-        """Send to whoever has this name now."""
+        """Send to the process that has this name now."""
         address = self.peers.get(peer)
         if address is not None:
             self.network.send(source, address, message)
 
+    def emit(self, name: Peer, source: Address, order: do.Emit | do.EmitMarker) -> None:
+        """Send tuples or a marker of the process of this name to their destination."""
+        message: TuplesSent | MarkerSent
+        if isinstance(order, do.Emit):
+            message = TuplesSent(name, order.attempt, order.batch, order.size)
+        else:
+            message = MarkerSent(name, order.attempt, order.epoch)
+        self.send(source, order.destination, message)
+
     def lose_node(self, node: NodeId) -> None:
-        """Let a node be gone with everything on it; main processes on it are lost as a whole."""
+        """Lose a node with everything on it; main processes on it are lost as a whole."""
         for host in self.executors.values():
             if host.node == node:
                 host.die()
@@ -150,7 +155,7 @@ class World:
                 host.lose_node(node)
 
 
-class ExecutorHost:
+class ExecutorHost(CoreHost):
     """The main process of an elastic executor, with its tasks and keepers wherever they are."""
 
     def __init__(
@@ -164,12 +169,11 @@ class ExecutorHost:
         *,
         slice_records: int = 256,
     ) -> None:
+        super().__init__(name, config, node, world.clock.now)
         self.world = world
-        self.name = name
         self.node = node
         self.operator = operator
         self.address = Address(f"{name}#{incarnation}")
-        self.core = ElasticExecutor(config, node, world.kernel.now)
         self.tasks: dict[TaskId, TaskHost] = {}
         self.keepers: dict[NodeId, KeeperHost] = {}
         self.alive = True
@@ -198,79 +202,101 @@ class ExecutorHost:
         if not self.alive:
             return
         try:
-            instructions = self.core.handle(event, self.world.kernel.now)
+            instructions = self.core.handle(event, self.world.clock.now)
         except ProtocolError as error:
             self.world.surroundings.refused(self, event, error)
             return
         self.world.surroundings.handled(self, event, instructions)
-        for instruction in instructions:
-            self._carry_out(instruction)
+        self.carry_out(instructions)
 
-    def _carry_out(self, order: do.Instruction) -> None:
-        match order:
-            case do.Dispatch() | do.WriteShard() | do.SendLabel() | do.FlushTask() | do.ResetTask():
-                self._send(self._task_address(order.task), order)
-            case do.OpenStore(node, attempt, committed):
-                self.keepers[node] = KeeperHost(self, node, attempt, committed, self.slice_records)
-            case do.StartTask(node, task):
-                startup = self.world.surroundings.startup_s()
-                self.world.kernel.after(startup, self._start_task, node, task)
-            case do.EndTask(_, task):
-                if task in self.tasks:
-                    self.tasks.pop(task).end()
-            case do.GrantCredit(upstream, attempt, total):
-                self.world.send(self.address, upstream, CreditSent(self.name, attempt, total))
-            case do.Emit(destination, attempt, rows, size):
-                message = TuplesSent(self.name, attempt, rows, size)
-                self.world.send(self.address, destination, message)
-            case do.EmitMarker(destination, attempt, epoch):
-                self.world.send(self.address, destination, MarkerSent(self.name, attempt, epoch))
-            case do.ReportReady() | do.ReportPrepared() | do.ReportFailure():
-                self._send(self.world.driver, (self.name, order))
-            case do.ReportMove() | do.ReportSealed() | do.ReportHotShards():
-                pass  # for the record: whoever watches has seen it
-            case _:
-                self._send(self._keeper_address(order.node), order)
+    def dispatch(self, order: do.Dispatch) -> None:
+        """Send a chunk of tuples to a task."""
+        self.to_task(order)
+
+    def to_task(self, order: Any) -> None:
+        """Send anything else to a task, on the same channel."""
+        self._send(self._address_of(order.task), order)
+
+    def to_store(self, order: Any) -> None:
+        """Send to the keeper on a node, or have one there."""
+        if isinstance(order, do.OpenStore):
+            self.keepers[order.node] = KeeperHost(self, order)
+        else:
+            self._send(Address(f"{self.address}/{order.node}"), order)
+
+    def grant(self, order: do.GrantCredit) -> None:
+        """Send a credit to an upstream."""
+        message = CreditSent(self.name, order.attempt, order.total)
+        self.world.send(self.address, order.upstream, message)
+
+    def emit(self, order: do.Emit | do.EmitMarker) -> None:
+        """Send outputs or a marker to a destination."""
+        self.world.emit(self.name, self.address, order)
+
+    def report(self, order: do.ReportReady | do.ReportPrepared | do.ReportFailure) -> None:
+        """Report to the driver."""
+        self._send(self.world.driver, (self.name, order))
+
+    def record(self, order: Any) -> None:
+        """No-op: the surroundings see every instruction."""
 
     def _send(self, address: Address, message: Any) -> None:
         self.world.network.send(self.address, address, message)
 
-    def _task_address(self, task: TaskId) -> Address:
+    # Tasks
+
+    def start_task(self, order: do.StartTask) -> None:
+        """Start a task's process, which takes a while."""
+        self.world.clock.after(self.world.surroundings.startup_s(), self._started, order)
+
+    def _started(self, order: do.StartTask) -> None:
+        keeper, task = self.keepers.get(order.node), order.task
+        if self.alive and keeper is not None and task in self.core.tasks:
+            self.tasks[task] = TaskHost(self, task, keeper, self._address_of(task))
+            keeper.send(ev.TaskStarted(task))
+
+    def _address_of(self, task: TaskId) -> Address:
         return Address(f"{self.address}/task-{task}")
 
-    def _keeper_address(self, node: NodeId) -> Address:
-        return Address(f"{self.address}/{node}")
-
-    def _start_task(self, node: NodeId, task: TaskId) -> None:
-        keeper = self.keepers.get(node)
-        if self.alive and keeper is not None and task in self.core.tasks:
-            self.tasks[task] = TaskHost(self, task, keeper, self._task_address(task))
-            keeper.send(ev.TaskStarted(task))
+    def stop_task(self, order: do.EndTask) -> None:
+        """End a task's process."""
+        if order.task in self.tasks:
+            self.end_task(order.task)
 
     # Losses
 
     def lose_task(self, task: TaskId) -> None:
         """Kill a task's process, and notice it a little later."""
+        self.end_task(task)
+        self.world.clock.after(self.world.surroundings.notice_s(), self.tell, ev.TaskLost(task))
+
+    def end_task(self, task: TaskId) -> None:
+        """Kill a task's process."""
         self.tasks.pop(task).end()
-        self.world.kernel.after(self.world.surroundings.notice_s(), self.tell, ev.TaskLost(task))
 
     def suspect_task(self, task: TaskId, lives_on_s: float) -> TaskHost:
-        """Take a task for lost that is not; it goes on for a while with what it was given."""
+        """Take a task for lost that is not; it goes on for a while with the chunks that it has."""
         zombie = self.tasks.pop(task)
-        self.world.kernel.after(lives_on_s, zombie.end)
+        self.world.clock.after(lives_on_s, zombie.end)
         self.tell(ev.TaskLost(task))
         return zombie
 
     def lose_node(self, node: NodeId) -> None:
-        """Lose what this executor has on another node."""
+        """Lose what this executor has on another node, and notice it a little later."""
+        if self.end_store(node):
+            notice_s = self.world.surroundings.notice_s()
+            self.world.clock.after(notice_s, self.tell, ev.NodeLost(node))
+
+    def end_store(self, node: NodeId) -> bool:
+        """Kill what this executor has on another node; says whether there was anything."""
         keeper = self.keepers.pop(node, None)
         if keeper is None:
-            return
+            return False
         keeper.end()
         for task, host in list(self.tasks.items()):
             if host.node == node:
-                self.tasks.pop(task).end()
-        self.world.kernel.after(self.world.surroundings.notice_s(), self.tell, ev.NodeLost(node))
+                self.end_task(task)
+        return True
 
     def die(self) -> None:
         """Lose the main process; its tasks and stores go with it."""
@@ -285,25 +311,22 @@ class ExecutorHost:
 
 
 class KeeperHost:
-    """A node's process that keeps an executor's store there."""
+    """The process that keeps an executor's store on a node."""
 
-    def __init__(
-        self,
-        executor: ExecutorHost,
-        node: NodeId,
-        attempt: Attempt,
-        committed: Epoch,
-        slice_records: int,
-    ) -> None:
+    def __init__(self, executor: ExecutorHost, opened: do.OpenStore) -> None:
         self.executor = executor
-        self.node = node
+        self.node = opened.node
         self.world = executor.world
         self.backend = MemoryBackend()
+        slice_records = executor.slice_records
         self.store = Levels.create(
-            self.backend, attempt=attempt, committed=committed, slice_records=slice_records
+            self.backend,
+            attempt=opened.attempt,
+            committed=opened.committed,
+            slice_records=slice_records,
         )
-        self.core = Keeper(node, self.store, slice_records=slice_records)
-        self.address = Address(f"{executor.address}/{node}")
+        self.core = Keeper(self.node, self.store, slice_records=slice_records)
+        self.address = Address(f"{executor.address}/{self.node}")
         self.alive = True
         self.world.network.join(self.address, self.receive)
 
@@ -315,11 +338,11 @@ class KeeperHost:
             self._run(self.core.handle(message))
 
     def send(self, message: Any) -> None:
-        """Tell the main process."""
+        """Send to the main process."""
         self.world.network.send(self.address, self.executor.address, message)
 
     def end(self) -> None:
-        """Let the process be gone."""
+        """End the process."""
         self.alive = False
         self.world.network.leave(self.address)
 
@@ -336,7 +359,7 @@ class KeeperHost:
             self._carry_out(errand)
 
     def _carry_out(self, errand: Errand) -> None:
-        after, storage = self.world.kernel.after, self.world.surroundings.storage_s()
+        after, storage = self.world.clock.after, self.world.surroundings.storage_s()
         match errand:
             case SendSlice(node=node):
                 target = Address(f"{self.executor.address}/{node}")
@@ -364,208 +387,3 @@ class KeeperHost:
             return []  # given up meanwhile, and the epoch may be no longer the newest
         records = self.world.durable.read(self.executor.name, errand.shard, errand.epoch)
         return self.core.restored(errand, records)
-
-
-class TaskHost:
-    """A task's process: one thing at a time, in order."""
-
-    def __init__(
-        self, executor: ExecutorHost, task: TaskId, keeper: KeeperHost, address: Address
-    ) -> None:
-        self.executor = executor
-        self.world = executor.world
-        self.node = keeper.node
-        self.address = address
-        self.alive = True
-        self.slowness = 1.0
-        self.operator = operator = executor.operator
-        cache = StateCache(
-            Levels(keeper.backend),
-            operator.codec,
-            Attempt(0),
-            Epoch(0),
-            max_keys=operator.max_keys,
-            slice_records=executor.slice_records,
-        )
-        self.core = Task(task, cache)
-        self.cache = cache
-        self._inbox = TaskInbox()
-        self._writes: deque[Iterator[ev.ShardWritten | None]] = deque()
-        self._run: _ChunkRun | None = None
-        self.world.network.join(address, self.receive)
-
-    @property
-    def idle(self) -> bool:
-        """Whether there is nothing to do."""
-        busy = self._run is not None or self._inbox or self._writes or self.core.flushing
-        return not busy
-
-    def receive(self, sender: Address, message: Any) -> None:
-        """Queue a message; a label is looked at as soon as the tuple in hand is done."""
-        if isinstance(message, do.Dispatch):
-            shards = np.concatenate([part.shards for part in message.parts])
-            message = Work(message.chunk, shards, message)
-        if isinstance(message, do.WriteShard):
-            self._writes.append(self.core.write(message))
-        else:
-            self._inbox.put(message)
-        if self._run is None:
-            self._work()
-        elif self._inbox.interrupted:
-            pause_s = self.world.surroundings.pause_s(self)
-            if pause_s is not None:
-                self.world.kernel.after(pause_s, self._interrupt, self._run)
-
-    def end(self) -> None:
-        """Let the process be gone, with all that it has cached."""
-        self.alive = False
-        self.world.network.leave(self.address)
-
-    def _work(self) -> None:
-        try:
-            self._work_on()
-        except StaleAttemptError:
-            self.end()  # the store has let it know that it was given up
-
-    def _work_on(self) -> None:
-        while (self._inbox or self._writes) and self.alive:
-            self._answer_labels()
-            if self._writes:
-                self._write()
-            if not self._inbox:
-                continue
-            message = self._inbox.pop()
-            match message:
-                case Work():
-                    rows = len(message.left)
-                    seconds = self.world.surroundings.service_s(self, rows) * self.slowness
-                    self._run = _ChunkRun(message, seconds / rows, self.world.kernel.now)
-                    self.world.kernel.after(seconds, self._finish, self._run)
-                    return
-                case do.FlushTask():
-                    self.core.flush(message)
-                    self._write_later()
-                case do.ResetTask():
-                    self._send(self.core.reset(message))
-
-    def _write_later(self) -> None:
-        seconds = self.world.surroundings.service_s(self, 1) * self.slowness
-        self.world.kernel.after(seconds, self._write_on)
-
-    def _write_on(self) -> None:
-        """Write a slice of what an epoch changed, between any two things that it does."""
-        if not self.alive or not self.core.flushing:
-            return
-        try:
-            answer = self.core.write_on()
-        except StaleAttemptError:
-            self.end()
-            return
-        if answer is None:
-            self._write_later()
-        else:
-            self._send(answer)
-
-    def _write(self) -> None:
-        written = next(self._writes[0])
-        if written is not None:
-            self._writes.popleft()
-            self._send(written)
-
-    def _interrupt(self, run: _ChunkRun) -> None:
-        """Answer the labels that have come, between two tuples of a chunk."""
-        if not self.alive or self._run is not run or not self._inbox.interrupted:
-            return
-        try:
-            now = self.world.kernel.now
-            self._process(run, min(len(run.work.left), int((now - run.at) / run.row_s)))
-            self._answer_labels(run)
-        except StaleAttemptError:
-            self.end()
-            return
-        rest = len(run.work.left)
-        if rest or run.work.unreported:
-            self._run = run.resumed(self.world.kernel.now)
-            self.world.kernel.after(rest * run.row_s, self._finish, self._run)
-        else:
-            self._done()
-
-    def _answer_labels(self, run: _ChunkRun | None = None) -> None:
-        work = None if run is None else run.work
-        for answer in self.core.answer_labels(self._inbox, work, lambda: self._report(run)):
-            self._send(answer)
-
-    def _report(self, run: _ChunkRun | None) -> None:
-        assert run is not None  # without a chunk there is nothing to report
-        self._send(run.answer(self.core.id, self.operator))
-
-    def _finish(self, run: _ChunkRun) -> None:
-        if not self.alive or self._run is not run:
-            return
-        try:
-            self._process(run, len(run.work.left))
-        except StaleAttemptError:
-            self.end()
-            return
-        self._report(run)
-        self._done()
-
-    def _done(self) -> None:
-        self._run = None
-        try:
-            self.core.close_chunk()
-        except StaleAttemptError:
-            self.end()
-            return
-        self._work()
-
-    def _process(self, run: _ChunkRun, count: int) -> None:
-        """Let the operator have the next tuples of the chunk."""
-        chunk: do.Dispatch = run.work.content
-        self.core.open_chunk(chunk)
-        parts = chunk.parts
-        ends = np.cumsum([part.count for part in parts])
-        for place in run.work.begin(count).tolist():
-            number = int(np.searchsorted(ends, place, "right"))
-            part = parts[number]
-            at = place - int(ends[number]) + part.count
-            batch, upstream = part.batch.content, part.batch.upstream
-            shard, row = ShardId(int(part.shards[at])), batch[part.rows[at]]
-            for destination, output in self.operator.process(self.cache, shard, row, upstream):
-                run.outputs.setdefault(destination, []).append(output)
-
-    def _send(self, event: ev.Event) -> None:
-        self.world.network.send(self.address, self.executor.address, event)
-
-
-class _ChunkRun:
-    """A chunk under way, from when it was begun or last interrupted."""
-
-    def __init__(self, work: Work, row_s: float, at: float) -> None:
-        self.work = work
-        self.row_s = row_s
-        self.at = at
-        self.outputs: dict[Peer, list[Any]] = {}
-
-    def resumed(self, at: float) -> _ChunkRun:
-        """The same, interrupted now; what was to happen to this one does not happen."""
-        run = _ChunkRun(self.work, self.row_s, at)
-        run.outputs = self.outputs
-        return run
-
-    def answer(
-        self, task: TaskId, operator: CheckedOperator
-    ) -> ev.ChunkProgressed | ev.ChunkProcessed:
-        """The answer to what is done of it and was not answered before."""
-        chunk: do.Dispatch = self.work.content
-        rows = self.work.report()
-        outputs = tuple(
-            ev.Output(destination, made, operator.size(len(made)), len(made))
-            for destination, made in self.outputs.items()
-        )
-        self.outputs = {}
-        times = np.full(rows, self.row_s) if self.work.chunk % 2 else None
-        did = (rows * self.row_s, outputs, times)
-        if len(self.work.left):
-            return ev.ChunkProgressed(task, chunk.attempt, chunk.chunk, rows, *did)
-        return ev.ChunkProcessed(task, chunk.attempt, chunk.chunk, *did)

@@ -1,4 +1,4 @@
-"""Simulated processes with addresses, and a channel between any two of them."""
+"""A simulated network: processes with addresses, and a channel between any two of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any, NewType
 
-from elasticutor.lab.check.world.kernel import Channel, Kernel
+from elasticutor.lab.sim.clock import Clock
 
 Address = NewType("Address", str)
 
@@ -14,15 +14,42 @@ Receive = Callable[[Address, Any], None]
 """Called with the sender and the message."""
 
 
+class Channel:
+    """Delivers messages after delays of their own, in the order in which they were sent."""
+
+    def __init__(
+        self, clock: Clock, delay: Callable[[], float], deliver: Callable[[Any], None]
+    ) -> None:
+        self._clock = clock
+        self._delay = delay
+        self._deliver = deliver
+        self._free_at = 0.0
+        self._open = True
+
+    def send(self, message: Any) -> None:
+        """Send a message."""
+        if self._open:
+            self._free_at = max(self._free_at, self._clock.now + self._delay())
+            self._clock.at(self._free_at, self._arrive, message)
+
+    def cut(self) -> None:
+        """Lose all messages that are under way, and all that follow."""
+        self._open = False
+
+    def _arrive(self, message: Any) -> None:
+        if self._open:
+            self._deliver(message)
+
+
 class Network:
-    """Who is alive, and what is under way between them.
+    """Knows which processes are alive, and what is under way between them.
 
     A process that ends loses what is on its way to it. What it had sent before may still arrive or
     may be lost with it: both happen to sockets.
     """
 
-    def __init__(self, kernel: Kernel, rng: random.Random, delay: Callable[[], float]) -> None:
-        self._kernel = kernel
+    def __init__(self, clock: Clock, rng: random.Random, delay: Callable[[], float]) -> None:
+        self._clock = clock
         self._rng = rng
         self._delay = delay
         self._receivers: dict[Address, Receive] = {}
@@ -30,11 +57,11 @@ class Network:
         self.sent = 0
 
     def join(self, address: Address, receive: Receive) -> None:
-        """Let a process be reached; an address is never used twice."""
+        """Add a process; it can be reached from now on."""
         self._receivers[address] = receive
 
     def leave(self, address: Address) -> None:
-        """Let a process be gone."""
+        """Remove a process."""
         self._receivers.pop(address, None)
         lose_sent = self._rng.random() < 0.5
         for (source, destination), channel in list(self._channels.items()):
@@ -48,13 +75,13 @@ class Network:
         return address in self._receivers
 
     def send(self, source: Address, destination: Address, message: Any) -> None:
-        """Put a message on its way, behind all earlier ones between the two."""
+        """Send a message, behind all earlier ones between the two."""
         if destination not in self._receivers or source not in self._receivers:
             return
         channel = self._channels.get((source, destination))
         if channel is None:
             receive = self._receivers[destination]
-            channel = Channel(self._kernel, self._delay, lambda m: receive(source, m))
+            channel = Channel(self._clock, self._delay, lambda m: receive(source, m))
             self._channels[source, destination] = channel
         self.sent += 1
         channel.send(message)

@@ -1,14 +1,13 @@
-"""An upstream's sending side, simulated: it keeps to its credits as the live one will."""
+"""An upstream's sending side, simulated: it keeps to its credits as the live one does."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from elasticutor.core.executor.flow import Emitter
+from elasticutor.core.executor.emitter import Emitter
 from elasticutor.core.protocol import events as ev
-from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
-from elasticutor.lab.check.world.hosts import CheckedOperator, MarkerSent, Rows, TuplesSent, World
+from elasticutor.lab.check.world.hosts import CheckedOperator, Rows, World
 from elasticutor.lab.check.world.network import Address
 
 
@@ -26,13 +25,13 @@ class Sender:
         self.attempt = Attempt(0)
 
     def open(self, attempt: Attempt, executors: Iterable[Peer], *, first: int, limit: int) -> None:
-        """Start an attempt; what was not sent in the one before is forgotten."""
+        """Start an attempt; forget what was not sent in the one before."""
         self.attempt = attempt
         self._outputs = Emitter(executors, first=first, limit=limit, returned=False)
 
     @property
     def blocked(self) -> bool:
-        """Whether so much waits for credit that nothing should be added."""
+        """Whether too much waits for credit to add more."""
         return self._outputs.blocked(self._name)
 
     def put(self, batches: Mapping[Peer, Rows]) -> None:
@@ -55,9 +54,4 @@ class Sender:
 
     def _send(self, executor: Peer) -> None:
         for order in self._outputs.send(executor, self.attempt):
-            message: TuplesSent | MarkerSent
-            if isinstance(order, do.Emit):
-                message = TuplesSent(self._name, order.attempt, order.batch, order.size)
-            else:
-                message = MarkerSent(self._name, order.attempt, order.epoch)
-            self._world.send(self._address, executor, message)
+            self._world.emit(self._name, self._address, order)

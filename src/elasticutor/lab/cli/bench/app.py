@@ -1,51 +1,69 @@
-"""`elasticutor bench …`: measurements, each with a place in docs/benchmarks.md."""
+"""`elasticutor bench …`: a command for each declared benchmark, made from its declaration.
+
+Modules of benchmarks are imported when their commands are looked at: some need a second for that.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
+from typer.core import TyperGroup
 
-from elasticutor.cli.output import out, print_json
-from elasticutor.lab.bench.alone.core import WORKLOADS, Workload, bench_core
-from elasticutor.lab.bench.figures import Spread
-from elasticutor.lab.cli.bench import checkpoint as bench_checkpoint
-from elasticutor.lab.cli.bench import driver as bench_driver
-from elasticutor.lab.cli.bench import elastic as bench_elastic
-from elasticutor.lab.cli.bench import flush as bench_flush
-from elasticutor.lab.cli.bench import latency as bench_latency
-from elasticutor.lab.cli.bench import moves as bench_moves
-from elasticutor.lab.cli.bench import path as bench_path
-from elasticutor.lab.cli.bench import scheduler as bench_scheduler
-from elasticutor.lab.cli.bench import structured as bench_structured
-from elasticutor.lab.cli.bench.options import (
-    ChunkMs,
-    Cores,
-    CostMs,
-    Emulated,
-    Json,
-    Load,
-    Repeat,
-    Seconds,
-    WarmUp,
-    Zipf,
-    cells,
-    live,
-    new_table,
-    print_result,
+from elasticutor.cli.output import err, note, out, print_json
+from elasticutor.lab.cli.declared import command_of
+
+if TYPE_CHECKING:
+    from elasticutor.lab.bench.declare import Benchmark
+    from elasticutor.lab.bench.figures import Figures
+    from elasticutor.lab.bench.live import Bench
+
+_INTERRUPTED = 130
+_PLACE = "elasticutor.lab.bench."
+_BENCHMARKS = {
+    "core": "alone.core.CoreBench",
+    "scheduler": "alone.scheduler.SchedulerBench",
+    "driver": "alone.driver.DriverBench",
+    "flush": "alone.flush.FlushBench",
+    "throughput": "throughput.ThroughputBench",
+    "latency": "latency.LatencyBench",
+    "path": "path.PathBench",
+    "reassign": "moves.reassign.ReassignBench",
+    "consistency": "moves.consistency.ConsistencyBench",
+    "elastic": "load.elastic.ElasticBench",
+    "width": "width.WidthBench",
+    "shuffle": "load.shuffle.ShuffleBench",
+    "memory": "memory.MemoryBench",
+    "checkpoint": "checkpoint.bench.CheckpointBench",
+    "structured": "structured.bench.StructuredBench",
+}
+"""By command, where each is declared."""
+
+
+class _Benchmarks(TyperGroup):
+    """Makes commands of benchmarks when they are asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_BENCHMARKS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _BENCHMARKS:
+            return None
+        module, _, name = _BENCHMARKS[cmd_name].rpartition(".")
+        benchmark: type[Benchmark] = getattr(import_module(_PLACE + module), name)
+        alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        alone.command(cmd_name)(command_of(benchmark, _run, inspect.getdoc(benchmark)))
+        return typer.main.get_command(alone)
+
+
+app = typer.Typer(
+    help="Measure; figures as a table, or with --json.", no_args_is_help=True, cls=_Benchmarks
 )
-
-app = typer.Typer(help="Measure; figures as a table, or with --json.", no_args_is_help=True)
-bench_flush.register(app)
-bench_moves.register(app)
-bench_latency.register(app)
-bench_path.register(app)
-bench_elastic.register(app)
-bench_scheduler.register(app)
-bench_driver.register(app)
-bench_checkpoint.register(app)
-bench_structured.register(app)
 
 
 @app.callback()
@@ -53,146 +71,56 @@ def _root() -> None:
     """Measure; figures as a table, or with --json."""
 
 
-@app.command("core")
-def core(
-    shards: Annotated[int, typer.Option(min=1, help="Shards of the executor.")] = 256,
-    tasks: Annotated[int, typer.Option(min=1, help="Its cores.")] = 8,
-    rounds: Annotated[int, typer.Option(min=1, help="Measurements per workload.")] = 30,
-    row_us: Annotated[
-        float | None,
-        typer.Option(help="Only this workload: what a tuple takes, in µs.", show_default="four"),
-    ] = None,
-    batch_rows: Annotated[
-        int, typer.Option(min=1, help="With --row-us: tuples per arriving batch.")
-    ] = 1024,
-    as_json: Json = False,
-) -> None:
-    """What the core's logic costs per chunk, in microseconds; no process, no socket."""
-    workloads = WORKLOADS if row_us is None else (Workload(row_us, batch_rows),)
-    result = bench_core(shards=shards, tasks=tasks, rounds=rounds, workloads=workloads)
+def _run(benchmark: Benchmark, as_json: bool) -> None:
+    from elasticutor.lab.bench.live import BadOptionError, InterruptedBenchError
+
+    try:
+        with _bench() as bench:
+            benchmark.check()
+            found = benchmark.measure(bench)
+    except BadOptionError as error:
+        raise typer.BadParameter(str(error), None, None, error.option) from None
+    except InterruptedBenchError as interrupted:
+        note(str(interrupted))
+        _print(benchmark, interrupted.found, bench, as_json)
+        raise typer.Exit(_INTERRUPTED) from None
+    except KeyboardInterrupt:
+        note("interrupted; everything that was started has been stopped")
+        raise typer.Exit(_INTERRUPTED) from None
+    _print(benchmark, found, bench, as_json)
+    if found.failed:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _bench() -> Iterator[Bench]:
+    """Progress on standard error: one line that changes, if that is a terminal."""
+    from elasticutor.lab.bench.live import Bench
+
+    status = err.status("starting")
+
+    def progress(what: str) -> None:
+        if err.is_terminal:
+            status.update(what)
+        else:
+            note(what)
+
+    with status:
+        yield Bench(progress, status.update, note)
+
+
+def _print(benchmark: Benchmark, found: Figures, bench: Bench, as_json: bool) -> None:
     if as_json:
-        print_json(result.as_dict())
-        return
-    table = Table(
-        "workload",
-        "tuples per chunk",
-        "µs per chunk",
-        "p10 – p90",
-        "µs per balancing",
-        title=f"core logic: {shards} shards, {tasks} tasks",
-    )
-    for figures in result.workloads:
-        cost = figures.us_per_chunk
-        table.add_row(
-            f"{figures.workload.row_us:g} µs, batches of {figures.workload.batch_rows}",
-            f"{figures.rows_per_chunk:.0f}",
-            f"{cost.median:.1f}",
-            f"{cost.low:.1f} – {cost.high:.1f}",
-            f"{figures.us_per_balance.median:.0f}",
-        )
-    out.print(table)
-    overall, reference = result.us_per_chunk, result.reference_us
-    out.print(
-        f"all workloads, {rounds} rounds each: {overall.median:.1f} µs per chunk "
-        f"({overall.low:.1f} – {overall.high:.1f}); "
-        f"sum(range(1000)) meanwhile took {reference.median:.1f} µs"
-    )
-
-
-@app.command("width")
-def width(
-    cores: Emulated = 16,
-    cost_ms: CostMs = 1.0,
-    chunk_ms: ChunkMs = 20.0,
-    zipf: Zipf = 0.5,
-    seconds: Seconds = 10.0,
-    warm_up: WarmUp = 5.0,
-    repeat: Repeat = 3,
-    as_json: Json = False,
-) -> None:
-    """How near to ideal the throughput of one executor with many emulated cores is."""
-    from elasticutor.lab.bench.width import bench_width
-
-    with live(cores) as (cluster, say):
-        result = bench_width(
-            cluster,
-            cores=cores,
-            cost_ms=cost_ms,
-            chunk_ms=chunk_ms,
-            zipf=zipf,
-            seconds=seconds,
-            warm_up_s=warm_up,
-            repeat=repeat,
-            progress=say,
-        )
-    title = f"width: {cores} emulated cores, {cost_ms:g} ms per tuple"
-    table = new_table(title, "figure", "median", "p10 – p90")
-    table.add_row("share of ideal", *cells(result.share_of_ideal, ".1%"))
-    table.add_row(f"rows per second, of {result.ideal_rows_s:,.0f}", *cells(result.rows_s, ",.0f"))
-    table.add_row("chunks per second, in all", *cells(result.chunks_s, ",.0f"))
-    print_result(result, table, as_json)
-
-
-@app.command("shuffle")
-def shuffle(
-    cores: Emulated = 8,
-    zipf: Zipf = 1.0,
-    load: Load = 0.7,
-    cost_ms: CostMs = 2.0,
-    chunk_ms: ChunkMs = 10.0,
-    every: Annotated[float, typer.Option(min=1, help="Seconds between two shuffles.")] = 4.0,
-    shuffles: Annotated[int, typer.Option(min=1, help="Shuffles in each run.")] = 8,
-    repeat: Repeat = 1,
-    as_json: Json = False,
-) -> None:
-    """How soon an executor has recovered when the frequencies of its keys are shuffled."""
-    from elasticutor.lab.bench.load.shuffle import bench_shuffle
-
-    with live(cores) as (cluster, say):
-        result = bench_shuffle(
-            cluster,
-            cores=cores,
-            zipf=zipf,
-            load=load,
-            cost_ms=cost_ms,
-            chunk_ms=chunk_ms,
-            every_s=every,
-            shuffles=shuffles,
-            repeat=repeat,
-            progress=say,
-        )
-    title = f"{len(result.recoveries)} shuffles: {cores} emulated cores at {load:.0%}"
-    table = new_table(title, "figure", "median", "p10 – p90")
-    found = result.recoveries
-    for name, values, form in (
-        ("recovered after, s", [one.seconds for one in found], ".2f"),
-        ("throughput recovered after, s", [one.throughput_s for one in found], ".2f"),
-        ("latency recovered after, s", [one.latency_s for one in found], ".2f"),
-        ("p99 latency at worst, ms", [one.worst_ms for one in found], ".0f"),
-    ):
-        table.add_row(name, *cells(Spread.of(values), form))
-    table.add_row("p99 latency when steady, ms", *cells(result.steady_ms, ".0f"))
-    table.add_row("not recovered before the next", str(result.unrecovered), "")
-    table.add_row("not steady before the shuffle", str(result.unsettled), "")
-    table.add_row("shards moved", f"{result.moves:,}", "")
-    print_result(result, table, as_json)
-
-
-@app.command("memory")
-def memory(
-    cores: Cores = 4,
-    rows: Annotated[int, typer.Option(min=1, help="Tuples worked through before.")] = 20_000,
-    repeat: Repeat = 3,
-    as_json: Json = False,
-) -> None:
-    """What the processes of a run weigh when they have nothing to do."""
-    from elasticutor.lab.bench.memory import bench_memory
-
-    with live(cores) as (cluster, say):
-        result = bench_memory(cluster, cores=cores, rows=rows, repeat=repeat, progress=say)
-    title = f"memory of idle processes, MB: {cores} tasks"
-    table = new_table(title, "process", "resident", "share of it (PSS)", "its own (USS)")
-    for kind, weight in result.kinds.items():
-        numbers = (weight.rss_mb, weight.pss_mb, weight.uss_mb)
-        table.add_row(kind, *(f"{number:.1f}" for number in numbers))
-    print_result(result, table, as_json)
+        print_json(benchmark.as_dict(found, bench))
+    else:
+        for shown in found.tables(benchmark.title()):
+            table = Table(*shown.columns, title=shown.title)
+            for column in table.columns[1:]:
+                column.justify = "right"
+            for row in shown.rows:
+                table.add_row(*row)
+            out.print(table)
+        for remark in found.remarks():
+            out.print(remark)
+        reference = bench.machine.as_dict()["reference_us"]
+        out.print(f"sum(range(1000)) meanwhile took {reference:.1f} µs")

@@ -1,1 +1,1 @@
-"""The simulated cluster's parts: machines, CPUs, sources, executors, and what messages cost."""
+"""Models the parts of a cluster: machines, CPUs, sources, executors, and what messages cost."""

@@ -1,8 +1,8 @@
 """The machines of a simulated cluster: nodes with cores, and the links between them.
 
 Each node has one link out and one link in. A link sends one message at a time, in the order of
-asking; so whoever sends much delays whoever sends beside. Within a node a message is there as soon
-as it is sent: sockets are memory there, and what takes time is that its receiver has to wake up.
+asking, so that large messages delay others. Within a node a message arrives at once: sockets are
+memory there, and what takes time is that its receiver has to wake up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from elasticutor.core.protocol.ids import NodeId
 from elasticutor.errors import BadValueError
-from elasticutor.lab.sim.loop import Action, Loop
+from elasticutor.lab.sim.clock import Action, Clock
 from elasticutor.lab.sim.model.costs import Costs
 
 HEADER_BYTES = 200
@@ -70,7 +70,7 @@ class Machines:
         return self.nodes * self.cores
 
     def transfer_s(self, size: int) -> float:
-        """How long a message of so many bytes takes on a link."""
+        """How long a message of this number of bytes takes on a link."""
         return size / self.bandwidth
 
 
@@ -80,17 +80,17 @@ class NetworkLinks:
     Example:
         Two messages of 1 ms each share the link out of node 0.
 
-        >>> loop, log = Loop(), []
-        >>> links = NetworkLinks(loop, Machines(nodes=3))
+        >>> clock, log = Clock(), []
+        >>> links = NetworkLinks(clock, Machines(nodes=3))
         >>> for destination in (1, 2):
-        ...     _ = links.send(0.0, 0, destination, 125_000, lambda _: log.append(loop.now), None)
-        >>> loop.run(until=1.0)
+        ...     _ = links.send(0.0, 0, destination, 125_000, lambda: log.append(clock.now))
+        >>> clock.run(until=1.0)
         >>> log
         [0.0011, 0.0021]
     """
 
-    def __init__(self, loop: Loop, machines: Machines) -> None:
-        self._loop = loop
+    def __init__(self, clock: Clock, machines: Machines) -> None:
+        self._clock = clock
         self._latency_s = machines.latency_s
         self._byte_s = 1.0 / machines.bandwidth
         self._out_free = [-math.inf] * machines.nodes
@@ -103,31 +103,32 @@ class NetworkLinks:
         destination: int,
         size: int,
         deliver: Action,
-        message: Any,
+        *message: Any,
     ) -> float:
-        """Put a message on its way; returns when it has left the source.
+        """Send a message, which calls `deliver`; returns when it has left the source.
 
         Messages between two nodes arrive in the order sent, and so they do within a node.
         """
         if source == destination:
-            self._loop.at(time, deliver, message)
+            self._clock.at(time, deliver, *message)
             return time
         transfer_s = size * self._byte_s
         free = self._out_free[source]
-        left = (max(time, free)) + transfer_s
+        left = max(time, free) + transfer_s
         self._out_free[source] = left
         # Its last bit is there then, if the link into the destination is not busy with others.
         there = left + self._latency_s
-        self._loop.at(there, self._arrive, (destination, transfer_s, deliver, message))
+        self._clock.at(there, self._arrive, destination, transfer_s, deliver, message)
         return left
 
-    def _arrive(self, message: tuple[int, float, Action, Any]) -> None:
-        destination, transfer_s, deliver, content = message
+    def _arrive(
+        self, destination: int, transfer_s: float, deliver: Action, message: tuple[Any, ...]
+    ) -> None:
         free = self._in_free[destination] + transfer_s
-        now = self._loop.now
+        now = self._clock.now
         if free <= now:
             self._in_free[destination] = now
-            deliver(content)
+            deliver(*message)
         else:
             self._in_free[destination] = free
-            self._loop.at(free, deliver, content)
+            self._clock.at(free, deliver, *message)

@@ -1,4 +1,4 @@
-"""What the processes of the simulated cluster share: turns, cores, and state on its way."""
+"""What the processes of the simulated cluster share: their world, turns, and stores of sizes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from elasticutor.core.executor.batch import Part
+from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.lab.sim.loop import Loop
+from elasticutor.lab.sim.clock import Action, Clock
 from elasticutor.lab.sim.model.costs import Cost
 from elasticutor.lab.sim.model.cpus import Cpus
 from elasticutor.lab.sim.model.machines import HEADER_BYTES, SLICE_BYTES, Machines, NetworkLinks
@@ -33,9 +35,9 @@ class SimulatedWorld:
 
     Args:
         machines: What the cluster is made of.
-        loop: Its time.
-        recorder: Who takes notes.
-        work_s: How long a task works on so many tuples.
+        clock: Its time.
+        recorder: Takes notes.
+        work_s: How long a task works on a number of tuples.
         tuple_bytes: The size of a tuple.
         shard_bytes: The size of a shard's state.
     """
@@ -43,7 +45,7 @@ class SimulatedWorld:
     def __init__(
         self,
         machines: Machines,
-        loop: Loop,
+        clock: Clock,
         recorder: Recorder,
         *,
         work_s: Callable[[int], float],
@@ -51,10 +53,10 @@ class SimulatedWorld:
         shard_bytes: int,
     ) -> None:
         self.machines = machines
-        self.loop = loop
-        self.links = NetworkLinks(loop, machines)
+        self.clock = clock
+        self.links = NetworkLinks(clock, machines)
         self.cpus = [
-            Cpus(loop, machines.cores, shared=machines.shared_cpus) for _ in machines.names
+            Cpus(clock, machines.cores, shared=machines.shared_cpus) for _ in machines.names
         ]
         """Of every node, by its number."""
         self.recorder = recorder
@@ -63,10 +65,10 @@ class SimulatedWorld:
         self.shard_bytes = shard_bytes
         self.number = {name: number for number, name in enumerate(machines.names)}
         """Of every node."""
-        self.grants: dict[Peer, tuple[int, Callable[[tuple[Peer, int]], None]]] = {}
-        """The node of every upstream, and who takes credits there."""
-        self.core_freed: Callable[[NodeId], None] = _nothing
-        """Told when a task has ended and its core is free."""
+        self.grants: dict[Peer, tuple[int, Callable[[Peer, int], None]]] = {}
+        """The node of every upstream, and what takes its credits."""
+        self.core_freed: Callable[[], None] = _nothing
+        """Called when a task has ended and its core is free."""
         self.watch: Callable[[Peer, list[Part]], None] | None = None
         """Sees all tuples that are done, in the order in which their results arrive."""
 
@@ -77,32 +79,33 @@ class Process(ABC):
     def __init__(self, world: SimulatedWorld, node: int) -> None:
         self.world = world
         self.node = node
-        self._loop = world.loop
+        self._clock = world.clock
         self._cpus = world.cpus[node]
         cost = world.machines.costs.main
         self._message_s, self._asleep_s = cost.message_s, cost.asleep_s + cost.message_s
         self._wake_s = cost.wake_s + cost.message_s
         self._inbox: deque[Any] = deque()
-        self._free_at = world.loop.now
+        self._free_at = world.clock.now
 
     def take(self, message: Any) -> None:
-        """A message has arrived."""
-        if self._inbox or self._loop.now < self._free_at:
-            self._inbox.append(message)
-            if len(self._inbox) == 1:
-                self._loop.at(self._free_at, self._next)
+        """Handle a message when it is its turn."""
+        inbox, now = self._inbox, self._clock.now
+        if inbox or now < self._free_at:
+            inbox.append(message)
+            if len(inbox) == 1:
+                self._clock.at(self._free_at, self._next)
         else:
-            self._free_at = self._loop.now + self._asleep_s
+            self._free_at = now + self._asleep_s
             self._cpus.spend(self._wake_s)
             self.handle(message)
 
-    def _next(self, _: None) -> None:
+    def _next(self) -> None:
         message = self._inbox.popleft()
-        self._free_at = self._loop.now + self._message_s
+        self._free_at = self._clock.now + self._message_s
         self._cpus.spend(self._message_s)
         self.handle(message)
         if self._inbox:
-            self._loop.at(self._free_at, self._next)
+            self._clock.at(self._free_at, self._next)
 
     @abstractmethod
     def handle(self, message: Any) -> None:
@@ -113,14 +116,53 @@ class Process(ABC):
         self.world.links.send(self._free_at, self.node, process.node, size, process.take, message)
 
 
+class StoreOwner(Process):
+    """A process that moves state between the stores on nodes, of which only sizes exist."""
+
+    def _to_node(self, node: NodeId, action: Action, *args: Any) -> None:
+        number = self.world.number[node]
+        self.world.links.send(self._free_at, self.node, number, HEADER_BYTES, action, *args)
+
+    def _from_node(self, node: int, event: ev.Event) -> None:
+        now = self._clock.now
+        self.world.links.send(now, node, self.node, HEADER_BYTES, self.take, event)
+
+    def _at_store(self, order: Any, size: int) -> None:
+        """Do what is asked of a store, and answer."""
+        node = self.world.number[order.node]
+        match order:
+            case do.OpenShard():
+                self._from_node(node, ev.ShardOpened(order.move))
+            case do.CopyShard():
+                self._send_state(order, size, ev.CopyArrived(order.move, size))
+            case do.SendRest():
+                self._send_state(order, size, ev.StateArrived(order.move, size))
+            case do.DropShard():
+                self._from_node(node, ev.ShardDropped(order.node, order.shard))
+            case do.RollBackStore():
+                self._from_node(node, ev.StoreRolledBack(order.node, order.attempt))
+            case _:
+                raise NotImplementedError(order)  # no epoch ends here, and nothing is lost
+
+    def _send_state(self, order: do.CopyShard | do.SendRest, left: int, last: ev.Event) -> None:
+        """Send state to its destination, a slice at a time, so that others get in between."""
+        number, now, piece = self.world.number, self._clock.now, min(left, SLICE_BYTES)
+        source, destination = number[order.node], number[order.destination]
+        send, size = self.world.links.send, piece + HEADER_BYTES
+        if piece == left:
+            send(now, source, destination, size, self._from_node, destination, last)
+        else:
+            gone = send(now, source, destination, size, _nothing)
+            self._clock.at(gone, self._send_state, order, left - piece, last)
+
+
 class Turns:
     """The turns of a process that nothing depends on but when it is done with each message.
 
     Example:
         Two messages at once: the second finds the process at work.
 
-        >>> loop = Loop()
-        >>> turns = Turns(Cpus(loop, 1, shared=False), Cost(10e-6, wake_s=5e-6, delay_s=15e-6))
+        >>> turns = Turns(Cpus(Clock(), 1, shared=False), Cost(10e-6, wake_s=5e-6, delay_s=15e-6))
         >>> [round(turns.take(0.0) * 1e6) for _ in range(2)], round(turns.take(1.0), 6)
         ([30, 40], 1.00003)
     """
@@ -144,28 +186,5 @@ class Turns:
         return self.free_at
 
 
-def send_state(
-    world: SimulatedWorld, source: int, destination: int, size: int, arrived: Callable[[None], None]
-) -> None:
-    """Send state from node to node; a slice at a time, so that others get in between."""
-    links, loop = world.links, world.loop
-
-    def send(left: int) -> None:
-        piece = min(left, SLICE_BYTES)
-        last = piece == left
-        gone = links.send(
-            loop.now,
-            source,
-            destination,
-            piece + HEADER_BYTES,
-            arrived if last else _nothing,
-            None,
-        )
-        if not last:
-            loop.at(gone, send, left - piece)
-
-    send(size)
-
-
-def _nothing(_: Any) -> None:
-    """Nobody cares: a slice that is not the last has arrived, or a core is free."""
+def _nothing() -> None:
+    """No-op: a slice that is not the last has arrived, or a core is free."""

@@ -1,13 +1,13 @@
 """The resource-centric rival on the simulated cluster: one core each, upstreams with tables.
 
 The protocol is `core.protocol.repartition`. Executors on a node share a store, so state crosses the
-links only when a shard changes its node. Whoever leads is a process like any other: it takes one
-message at a time.
+links only when a shard changes its node. The lead is a process like any other: it takes one message
+at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,10 @@ from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol import repartition as rc
 from elasticutor.core.protocol.giver import Drain, Release
-from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.protocol.ids import Peer
 from elasticutor.lab.sim.model.elastic import ElasticHost
 from elasticutor.lab.sim.model.machines import HEADER_BYTES
-from elasticutor.lab.sim.model.processes import Process, SimulatedWorld, send_state
+from elasticutor.lab.sim.model.processes import SimulatedWorld, StoreOwner
 from elasticutor.lab.sim.model.upstreams import Upstream
 from elasticutor.lab.sim.recorder import Moved
 from elasticutor.lab.sim.workload import FloatArray, IntArray
@@ -87,7 +87,7 @@ class RcUpstream(Upstream):
         world, size = self.world, HEADER_BYTES
         if isinstance(answer, rc.UpstreamPaused):
             size += _ENTRY_BYTES * len(answer.sent)
-        world.links.send(world.loop.now, self.node, self.lead.node, size, self.lead.take, answer)
+        world.links.send(world.clock.now, self.node, self.lead.node, size, self.lead.take, answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class ShardsMeasured:
 class RcHost(ElasticHost):
     """The main process of an executor of one core; it counts work by the operator's shards.
 
-    To its core it has one shard: what the core can do for an elastic executor, nobody needs here.
+    To its core it has one shard: nothing moves within an executor of one core.
     """
 
     lead: SimulatedLead
@@ -143,7 +143,7 @@ class RcHost(ElasticHost):
         seconds: FloatArray = done * np.float64(self._useful_s / max(1, int(done.sum())))
         self._keys_in, self._keys_done, self._useful_s = [], [], 0.0
         size = HEADER_BYTES + _LOAD_BYTES * int(np.count_nonzero(arrived + done))
-        self._free_at = max(self._free_at, self._loop.now)
+        self._free_at = max(self._free_at, self._clock.now)
         self.send(self.lead, ShardsMeasured(self.name, arrived, done, seconds), size)
 
     def _counted(self, keys: list[IntArray]) -> IntArray:
@@ -167,21 +167,21 @@ class RcHost(ElasticHost):
     def _begin_release(self, order: rc.ReleaseShards) -> None:
         (task,) = self._tasks
         for label in self._release.begin(order, task):
-            self._send_label(label)
+            self.to_task(label)
 
     def _report(self, answer: rc.Event | None) -> None:
         if answer is not None:
             self.send(self.lead, answer)
 
 
-class SimulatedLead(Process):
+class SimulatedLead(StoreOwner):
     """Leads the operator's shards from executor to executor.
 
     Args:
-        world: Where everybody is.
+        world: Where the processes are.
         shards: Of the operator.
         hosts: Its executors.
-        upstreams: Who feeds them.
+        upstreams: Their sources.
         over_s: The time that loads are measured over, and that a backlog should be gone in.
     """
 
@@ -200,7 +200,7 @@ class SimulatedLead(Process):
         self._upstreams = {upstream.name: upstream for upstream in upstreams}
         self._over_s = over_s
         self._inside = np.zeros(shards, dtype=np.int64)
-        self._loads = ShardLoads(shards, over_s, self._loop.now)
+        self._loads = ShardLoads(shards, over_s, self._clock.now)
         self._heard: set[Peer] = set()
         for host in hosts:
             host.lead = self
@@ -218,8 +218,8 @@ class SimulatedLead(Process):
             return
         if len(self._heard) == len(self._hosts):
             loads = self._loads.loads(self._inside, 0.0, self._over_s)
-            self._free_at = max(self._free_at, self._loop.now)
-            self._enact(self.core.balance(loads, self._loop.now))
+            self._free_at = max(self._free_at, self._clock.now)
+            self._enact(self.core.balance(loads, self._clock.now))
         self._heard.clear()
 
     def _measured(self, message: ShardsMeasured) -> None:
@@ -227,7 +227,7 @@ class SimulatedLead(Process):
         self._loads.add_totals(message.done, message.seconds)
         self._heard.add(message.executor)
         if len(self._heard) == len(self._hosts):
-            self._loads.update(self._loop.now)
+            self._loads.update(self._clock.now)
 
     def handle(self, message: Any) -> None:
         """Take an answer of a source, an executor or a node."""
@@ -235,7 +235,7 @@ class SimulatedLead(Process):
             case ShardsMeasured():
                 self._measured(message)
             case _:
-                self._enact(self.core.handle(message, self._loop.now))
+                self._enact(self.core.handle(message, self._clock.now))
 
     def _enact(self, orders: Sequence[rc.Order]) -> None:
         for order in orders:
@@ -249,12 +249,10 @@ class SimulatedLead(Process):
                 case rc.ReleaseShards(executor=who, shards=shards):
                     size = HEADER_BYTES + _ENTRY_BYTES * len(shards)
                     self.send(self._hosts[who], order, size)
-                case do.OpenShard(node=node):
-                    self._to_node(node, self._open, order)
-                case do.CopyShard(node=node):
-                    self._to_node(node, self._copy, order)
+                case do.OpenShard(node=node) | do.CopyShard(node=node):
+                    self._to_node(node, self._at_store, order, self.world.shard_bytes)
                 case do.DropShard():
-                    pass  # the store's own business, and nobody waits for it
+                    pass  # the store's own business: no process waits for it
                 case rc.ReportRound():
                     self._over(order)
 
@@ -262,32 +260,10 @@ class SimulatedLead(Process):
         upstream = self._upstreams[who]
         self.world.links.send(self._free_at, self.node, upstream.node, size, upstream.take, order)
 
-    def _to_node(self, node: NodeId, action: Callable[[Any], None], message: Any) -> None:
-        number = self.world.number[node]
-        self.world.links.send(self._free_at, self.node, number, HEADER_BYTES, action, message)
-
-    def _open(self, order: do.OpenShard) -> None:
-        self._from_node(self.world.number[order.node], ev.ShardOpened(order.move))
-
-    def _copy(self, order: do.CopyShard) -> None:
-        destination, size = self.world.number[order.destination], self.world.shard_bytes
-        arrived = ev.CopyArrived(order.move, size)
-        send_state(
-            self.world,
-            self.world.number[order.node],
-            destination,
-            size,
-            lambda _: self._from_node(destination, arrived),
-        )
-
-    def _from_node(self, node: int, event: ev.Event) -> None:
-        now = self._loop.now
-        self.world.links.send(now, node, self.node, HEADER_BYTES, self.take, event)
-
     def _over(self, done: rc.ReportRound) -> None:
         sync_s = done.pause_s + done.update_s
-        now = self._loop.now
+        now = self._clock.now
         moved = Moved(now, done.shards, done.remote, sync_s, done.migration_s, done.size)
         self.world.recorder.moved.append(moved)
-        # Work was measured while everybody waited: that says nothing of what comes now.
+        # What was measured during the pause says nothing of what comes now.
         self._loads = ShardLoads(len(self._inside), self._over_s, now)

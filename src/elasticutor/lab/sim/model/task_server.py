@@ -1,4 +1,4 @@
-"""A task's process on its core: chunks one after the other, interrupted between two tuples."""
+"""A simulated task on its core: chunks one after the other, interrupted between two tuples."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TaskServer:
         self.node = node
         self.free_at = -math.inf
         self.lost_s = 0.0
-        """Time of its core that others have taken: the next chunk begins so much later."""
+        """Time of its core that others have taken: the next chunk begins later by it."""
         self._message_s = cost.message_s
         self._delay_s, self._wake_s = cost.delay_s, cost.wake_s
         self._jobs: deque[ChunkJob] = deque()

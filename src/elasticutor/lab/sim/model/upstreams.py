@@ -1,7 +1,7 @@
-"""The sources of a simulated cluster: they cut tuples into batches per executor, within credit.
+"""Simulates sources: they cut tuples into batches per executor, within credit.
 
 They keep to their credits as the live source does: a source whose buffered tuples exceed its limit
-stops as a whole, whoever they are for. With a fixed rate tuples are due at their times, whether the
+stops as a whole. With a fixed rate tuples are due at their times, whether the
 source is stopped or not: it looks when one is due, and at least `core.measure.pacing`'s gap after
 its last packets. Without a rate, a source sends whenever it may.
 """
@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from elasticutor.core.executor.batch import ShardArray
-from elasticutor.core.executor.flow import Emitter
+from elasticutor.core.executor.emitter import Emitter
 from elasticutor.core.measure.measurements import SourceSeen
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.events import Output, TuplesArrived
@@ -107,7 +107,7 @@ class Upstream:
         credit_bytes = message_rows * world.tuple_bytes
         self._outputs = Emitter(peers, first=credit_bytes, limit=credit_bytes, returned=False)
         self._message_rows = message_rows
-        self._meter = _Meter(world.loop.now)
+        self._meter = _Meter(world.clock.now)
         self._cpus = world.cpus[node]
         self._turns = Turns(self._cpus, world.machines.costs.source)
         self._looks_again = False
@@ -116,7 +116,7 @@ class Upstream:
     @property
     def rate(self) -> float:
         """Tuples per second that it has to send now; infinite, if as many as it may."""
-        return sum(flow.rate(self.world.loop.now) for flow in self._flows)
+        return sum(flow.rate(self.world.clock.now) for flow in self._flows)
 
     @property
     def unlimited(self) -> bool:
@@ -124,21 +124,16 @@ class Upstream:
         return self._flows[0].arrivals is None
 
     @property
-    def buffered(self) -> int:
-        """Tuples that wait for credit."""
-        return self._outputs.buffered(self.name) // self.world.tuple_bytes
-
-    @property
     def blocked_s(self) -> float:
         """All time, up to now, in which it could not send for want of credit."""
-        self._meter.note(self._meter.blocked, self.world.loop.now)
+        self._meter.note(self._meter.blocked, self.world.clock.now)
         return self._meter.total_s
 
     def behind_s(self) -> float:
         """How long the oldest tuple that was not sent has been due."""
         if self.unlimited:
             return 0.0
-        return max(0.0, self.world.loop.now - self._due_s())
+        return max(0.0, self.world.clock.now - self._due_s())
 
     def _due_s(self) -> float:
         """When the next tuple is due, or the oldest that was not sent; infinity after the last."""
@@ -147,19 +142,18 @@ class Upstream:
     def start(self, delay_s: float) -> None:
         """Begin to send, a little later than others did."""
         self._looks_again = True
-        self.world.loop.at(self.world.loop.now + delay_s, self._look)
+        self.world.clock.after(delay_s, self._look)
 
-    def credit(self, grant: tuple[Peer, int]) -> None:
-        """An executor takes more."""
-        executor, total = grant
+    def credit(self, executor: Peer, total: int) -> None:
+        """Send what an executor takes more."""
         self._outputs.credit(executor, total)
         self._flush(executor)
         if not (self._looks_again or self._stopped):
             self._go_on()
 
     def seen(self) -> SourceSeen:
-        """What it did since the last time."""
-        seconds, rows, share = self._meter.take(self.world.loop.now)
+        """Returns what it did since the last call."""
+        seconds, rows, share = self._meter.take(self.world.clock.now)
         routed = {
             host.name: cut - before
             for host, cut, before in zip(self._hosts, self.cut, self._cut_before, strict=True)
@@ -167,7 +161,7 @@ class Upstream:
         self._cut_before = list(self.cut)
         return SourceSeen("source", seconds, rows, share, self.behind_s(), self.rate, routed)
 
-    def _look(self, _: None) -> None:
+    def _look(self) -> None:
         self._looks_again = False
         self._go_on()
 
@@ -175,17 +169,17 @@ class Upstream:
         """Send what is due, and look again when there will be more to send."""
         self._read()
         stopped = self._stopped
-        self._meter.note(stopped, self.world.loop.now)
+        self._meter.note(stopped, self.world.clock.now)
         if not (stopped or self._looks_again or self.unlimited):
             due_s = self._due_s()
             if due_s < math.inf:
                 self._looks_again = True
                 rested_s = self._turns.free_at + self._cpus.gap_s
-                self.world.loop.at(max(rested_s, due_s, self.world.loop.now), self._look)
+                self.world.clock.at(max(rested_s, due_s, self.world.clock.now), self._look)
 
     def _read(self) -> None:
         """Send what is due, as far as it may."""
-        now = self.world.loop.now
+        now = self.world.clock.now
         while True:
             blocked = self._stopped
             self._meter.note(blocked, now)
@@ -197,7 +191,7 @@ class Upstream:
         return self._outputs.blocked(self.name)
 
     def _send_due(self, now: float) -> bool:
-        """Send one lot; says whether there may be more."""
+        """Send one lot; returns whether there may be more."""
         if self.unlimited:
             keys = self._flows[0].keys.draw(self._message_rows * len(self._hosts))
             self._send(keys, now)
@@ -245,11 +239,11 @@ class Upstream:
         for order in self._outputs.send(executor, ATTEMPT):
             assert isinstance(order, do.Emit)  # no epoch ends here
             size = order.size + HEADER_BYTES
-            sent = self._turns.take(world.loop.now)
+            sent = self._turns.take(world.clock.now)
             world.links.send(sent, self.node, host.node, size, host.take, order.batch)
 
     def _was_cut(self, executor: int, rows: int) -> None:
-        """So many tuples are on their way to an executor, or wait for its credit."""
+        """Count tuples that are on their way to an executor, or wait for its credit."""
         self.cut[executor] += rows
 
 
@@ -264,14 +258,14 @@ class _Meter:
         self._blocked_s = 0.0
 
     def note(self, blocked: bool, now: float) -> None:
-        """Whether it is blocked from now on."""
+        """Note whether it is blocked from now on."""
         if self.blocked:
             self._blocked_s += now - self._noted
             self.total_s += now - self._noted
         self._noted, self.blocked = now, blocked
 
     def take(self, now: float) -> tuple[float, int, float]:
-        """Seconds, rows, and the share of time blocked; starts anew."""
+        """Returns seconds, rows, and the share of time blocked, and starts over."""
         self.note(self.blocked, now)
         seconds = max(now - self._since, 1e-9)
         taken = seconds, self.rows, min(1.0, self._blocked_s / seconds)

@@ -1,1 +1,0 @@
-"""A run, seen from the driver: who takes part, epochs, recovery, and the end."""

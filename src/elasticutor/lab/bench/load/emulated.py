@@ -1,0 +1,227 @@
+"""A paradigm at work on emulated nodes and cores: what `bench elastic` and `latency --shift` run.
+
+One operator, whose tuples take a set time, on all cores of the cluster. The cores are emulated: a
+task sleeps for the time that its tuples take. Tuples come at a share of what the cores could do at
+best, or as fast as they are taken; now and then the keys' frequencies are shuffled (ω).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.paradigm import ParadigmName
+from elasticutor.core.scheduler.scheduler import SchedulerConfig
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.run import Run
+from elasticutor.lab.bench.figures import P50, Figures, Samples, figure, samples
+from elasticutor.lab.bench.live import OPERATOR, SINK, SOURCE, BenchError, notes, watch
+from elasticutor.lab.bench.load.shuffle import OutputTimes
+from elasticutor.lab.bench.record import NotingSink, NotingSource, Recording
+from elasticutor.lab.bench.work import Emulate
+from elasticutor.sinks import Sink
+from elasticutor.sources import Source
+from elasticutor.topology import Topology
+
+if TYPE_CHECKING:
+    from elasticutor.lab.bench.load.elastic import ElasticBench
+
+BIN_S = 0.1
+"""Timelines have a moment for each of these."""
+_MORE_S = 1.0
+"""How much longer than it is measured a stream with a rate is."""
+_PATIENCE_S = 60.0
+
+
+class ElasticRun(Figures):
+    """One run of one paradigm."""
+
+    paradigm: str = figure()
+    seed: int = figure("seed")
+    throughput: float = figure("tuples/s", ",.0f", digits=1, better="higher", default=0.0)
+    of_ideal: float = figure("of ideal", ".2f", key="", default=0.0)
+    behind_s: float = figure(digits=3, default=0.0)
+    """How far the source was behind its schedule at the end."""
+    latency_mean_ms: float = figure("mean ms", ",.1f", digits=3, better="lower", default=0.0)
+    latency_p50_ms: float = figure("p50 ms", ",.1f", digits=3, better="lower", default=0.0)
+    latency_p99_ms: float = figure("p99 ms", ",.1f", digits=3, better="lower", default=0.0)
+    """Of all rows due after the warm-up, shuffles included."""
+    worst_second_p50_ms: float | None = figure(default=None)
+    """The median of the second with the largest one, by due times."""
+    worst_second_p99_ms: float | None = figure(default=None)
+    recoveries_s: Samples = figure(digits=3, default_factory=list)
+    surge_s: float | None = figure(digits=3, default=None)
+    """From the surge until its backlog was gone; infinite if it never was."""
+    sync_ms: Samples = samples(shows=P50, digits=4)
+    migration_ms: Samples = samples(shows=P50, digits=4)
+    core_changes: int = figure(default=0)
+    """Executors whose cores a plan has changed."""
+    quick_core_changes: int = figure(default=0)
+    """Those of them that had changed less than a cool-down before."""
+    timeline: list[dict[str, float]] = figure(default_factory=list)
+
+    @property
+    def saturated(self) -> bool:
+        """Whether the source could not keep to its schedule."""
+        return self.behind_s > 1.0
+
+    def set_latency(self, mean_ms: float, p50_ms: float, p99_ms: float) -> None:
+        """How old tuples were at the sink."""
+        self.latency_mean_ms, self.latency_p50_ms, self.latency_p99_ms = mean_ms, p50_ms, p99_ms
+
+    def take_latency(self, histogram: LatencyHistogram) -> None:
+        """The same from the run's own measurements."""
+        mean_s, p50_s, p99_s = histogram.mean_s, *map(histogram.percentile_s, (50, 99))
+        self.set_latency(mean_s * 1e3, p50_s * 1e3, p99_s * 1e3)
+
+    def heading(self) -> str:
+        """Its row in the table."""
+        return self.paradigm + (" (saturated)" if self.saturated else "")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything, for `--json`."""
+        return {
+            **super().as_dict(),
+            "saturated": self.saturated,
+            "recovery_s": median_or_none(self.recoveries_s),
+            "reassignments": len(self.sync_ms),
+        }
+
+    def cells(self) -> Iterator[tuple[str, str]]:
+        """Its row, with how soon it has recovered and what was moved."""
+        yield from super().cells()
+        recovery = median_or_none(self.recoveries_s) if self.surge_s is None else self.surge_s
+        yield "recovery s ↓", "" if recovery is None else f"{recovery:.2f}"
+        yield "moves", str(len(self.sync_ms))
+        yield "core changes", str(self.core_changes)
+
+    def count_changes(self, run: Run) -> None:
+        """Take from a run's journal how long shards were held, and how often cores changed.
+
+        `migration_ms` is how long of that their state was on its way to another node.
+        """
+        moved = [*run.events("shard moved"), *run.events("shards repartitioned")]
+        self.sync_ms = [event["sync_ms"] for event in moved]
+        self.migration_ms = [event["migration_ms"] for event in moved if event["remote"]]
+        cooldown_s = SchedulerConfig().cooldown_s
+        last: dict[str, float] = {}
+        for event in run.events("cores planned"):
+            since_s = event["time"] - last.get(event["executor"], -math.inf)
+            self.core_changes += 1
+            self.quick_core_changes += since_s < cooldown_s
+            last[event["executor"]] = event["time"]
+
+
+def run_once(
+    cluster: BaseCluster, setting: ElasticBench, paradigm: ParadigmName, seed: int
+) -> ElasticRun:
+    """Run one paradigm once."""
+    total_s, rate = setting.warm_up + setting.seconds, setting.offered
+    tick_s = setting.tick_ms / 1e3
+    with notes() as folder:
+        generator = setting.tuples(seed, None if rate is None else total_s + _MORE_S)
+        most_rows = max(8, int(setting.ideal * tick_s))
+        source = NotingSource(generator, folder, tick_s if rate else 0.0, most_rows)
+        cores = setting.nodes * setting.cores
+        with submit(cluster, setting, paradigm, [source], NotingSink(folder), cores) as run:
+            watch(run, setting.warm_up)
+            run.reset_metrics()
+            watch(run, setting.seconds)
+            metrics = run.metrics()
+            if rate is None:
+                run.stop(_PATIENCE_S + setting.seconds)
+            else:
+                _await_end(run, _PATIENCE_S + 2 * total_s)
+        recording = Recording.load(folder)
+    found = ElasticRun(paradigm=paradigm, seed=seed)
+    if rate is None:
+        found.take_latency(metrics.latency)
+    else:  # every row says when it was due, and counts, however late it came
+        latency = recording.latency(setting.warm_up, total_s)
+        found.behind_s = metrics.behind_s
+        found.set_latency(latency.mean_ms, latency.p50_ms, latency.p99_ms)
+        found.worst_second_p50_ms = latency.worst_p50_ms
+        found.worst_second_p99_ms = latency.worst_p99_ms
+    arrived = recording.arrivals
+    inside = (arrived >= setting.warm_up) & (arrived < total_s)
+    found.throughput = float(recording.rows[inside].sum()) / setting.seconds
+    found.of_ideal = found.throughput / setting.ideal
+    found.recoveries_s = [*_recoveries(recording, setting, rate)]
+    found.timeline = [*_timeline(recording, total_s, timed=rate is not None)]
+    found.count_changes(run)
+    return found
+
+
+def submit(
+    cluster: BaseCluster,
+    setting: ElasticBench,
+    paradigm: ParadigmName,
+    sources: Sequence[Source],
+    sink: Sink,
+    cores: int,
+) -> Run:
+    """Start one operator behind its sources as a paradigm, with this many cores to begin with."""
+    topology = Topology("elastic")
+    streams = [topology.source(f"{SOURCE}-{n}", source) for n, source in enumerate(sources)]
+    worked = topology.operator(
+        OPERATOR,
+        Emulate(setting.cost_s),
+        streams if len(streams) > 1 else streams[0],
+        key="key",
+        executors=setting.executor_count,
+        shards=setting.shards,
+        cores=cores // setting.executor_count,
+    )
+    topology.sink(SINK, sink, worked)
+    return cluster.submit(
+        topology,
+        paradigm=paradigm,
+        latency_target=setting.latency_target_ms / 1e3,
+        config=setting.config,
+        measure_s=0.1,
+    )
+
+
+def _await_end(run: Run, patience_s: float) -> None:
+    """Until the last tuple is done, so that those that are late count, too."""
+    try:
+        run.wait(patience_s)
+    except TimeoutError as error:
+        hint = "give it less load, or a machine with less other work"
+        raise BenchError("run", f"end within {patience_s:g} s more", run.phase, hint) from error
+
+
+def _recoveries(recording: Recording, setting: ElasticBench, rate: float | None) -> Iterator[float]:
+    if rate is None or not setting.omega:
+        return
+    every_s = 60 / setting.omega
+    outputs = OutputTimes(recording, rate, every_s)
+    end = setting.warm_up + setting.seconds
+    for number in range(1, int(end / every_s) + 1):
+        if setting.warm_up <= number * every_s <= end - every_s / 2:
+            yield outputs.recovery(number * every_s).seconds
+
+
+def _timeline(recording: Recording, last_s: float, *, timed: bool) -> Iterator[dict[str, float]]:
+    """Per tenth of a second since the first tuple: rows per second, and how old they were."""
+    arrived = recording.arrived_s
+    latency = arrived - recording.due_s if timed else np.zeros(len(arrived))
+    order = np.argsort(arrived, kind="stable")
+    arrived, latency = arrived[order], latency[order]
+    for start in np.arange(0.0, last_s, BIN_S):
+        first, end = np.searchsorted(arrived, (start, start + BIN_S))
+        ages = latency[first:end] * 1e3
+        moment = {"time": round(float(start), 1), "throughput": round((end - first) / BIN_S, 1)}
+        if timed and len(ages):
+            moment["latency_p50_ms"] = round(float(np.percentile(ages, 50)), 2)
+            moment["latency_p99_ms"] = round(float(np.percentile(ages, 99)), 2)
+        yield moment
+
+
+def median_or_none(numbers: Sequence[float]) -> float | None:
+    """The median for `--json`, of no numbers None."""
+    return round(float(np.median(numbers)), 4) if len(numbers) else None

@@ -1,0 +1,177 @@
+"""Where the queries of `bench structured` run: a local Spark, one query at a time."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from elasticutor.lab.bench.live import BenchError, unheard
+from elasticutor.lab.bench.structured.data import FILES, Files
+from elasticutor.lab.bench.structured.figures import PASSTHROUGH, Ran, TimedBatch
+from elasticutor.lab.bench.work import Burning
+from elasticutor.operator import Operator
+
+if TYPE_CHECKING:
+    from elasticutor.lab.bench.structured.bench import StructuredBench
+
+_PACKAGES = {"pyspark": "pyspark", "pandas": "pandas", "google.protobuf": "protobuf"}
+_GLANCE_S = 0.25
+
+
+class MeasuredStage(Protocol):
+    """Where queries run."""
+
+    def cluster(self) -> AbstractContextManager[Any]:
+        """A cluster for elastic operators, gone at the end."""
+
+    def run(
+        self,
+        name: str,
+        files: Files,
+        operator: Operator | Burning | None = None,
+        *,
+        cluster: Any = None,
+        most_s: float = math.inf,
+        balance: bool = True,
+    ) -> Ran:
+        """Run a query over all files, or until the time is over.
+
+        Args:
+            name: Of the query; an elastic one's begins with `elastic`.
+            files: What it reads.
+            operator: Of an elastic one; of a rival, what work a row takes.
+            cluster: For an elastic one.
+            most_s: End it after so long, but not before a batch has counted.
+            balance: Whether an elastic one may move shards.
+        """
+
+
+def require_packages() -> None:
+    """See that everything is there that Spark's own APIs need.
+
+    Raises:
+        BenchError: Something is not; says how to install it.
+    """
+    for module, package in _PACKAGES.items():
+        if not _is_there(module):
+            hint = f"pip install {package}"
+            if package == "pyspark":
+                hint = "pip install 'elasticutor[spark]'"
+            elif package == "pandas":
+                hint = "pip install 'pandas<3'"
+            raise BenchError(package, "be installed", f"no module {module}", hint)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        return False
+
+
+@contextmanager
+def spark_stage(setting: StructuredBench, folder: Path) -> Iterator[MeasuredStage]:
+    """A local Spark, gone at the end; Spark's own messages are not shown, unless it fails to start.
+
+    Args:
+        setting: What is to be run.
+        folder: For the queries' checkpoints.
+
+    Raises:
+        BenchError: A package is missing.
+    """
+    require_packages()
+    from elasticutor.lab.spark.rivals import rivals_session
+
+    made: list[Any] = []
+    try:
+        with unheard():
+            _aside(lambda _: made.append(rivals_session(f"local[{setting.slots}]", setting.cores)))
+        yield _SparkStage(made[0], setting, folder)
+    finally:
+        _aside(lambda _: [spark.stop() for spark in made])
+
+
+class _SparkStage:
+    def __init__(self, spark: Any, setting: StructuredBench, folder: Path) -> None:
+        self._spark = spark
+        self._setting = setting
+        self._folder = folder
+        self._runs = 0
+
+    def cluster(self) -> AbstractContextManager[Any]:
+        from elasticutor.spark import Cluster
+
+        return Cluster(self._spark, nodes=1, cores=self._setting.cores)
+
+    def run(
+        self,
+        name: str,
+        files: Files,
+        operator: Operator | Burning | None = None,
+        *,
+        cluster: Any = None,
+        most_s: float = math.inf,
+        balance: bool = True,
+    ) -> Ran:
+        from elasticutor.lab.spark import rivals
+
+        self._runs += 1
+        checkpoint = self._folder / f"checkpoint-{self._runs}"
+        setting = self._setting
+
+        def batches(ended: threading.Event) -> list[tuple[int, float]]:
+            frame = rivals.file_stream(self._spark, files.folder, files.schema, FILES)
+            mode = "append"
+            if name == PASSTHROUGH:
+                query = rivals.passthrough(frame)
+            elif isinstance(operator, Operator):
+                query = rivals.elastic_frame(
+                    frame, operator, cluster=cluster, balance=balance, exchange=setting.exchange
+                )
+            else:
+                query = rivals.RIVALS[name](frame, operator, each=setting.answers == "row")
+                mode = "update"
+            return rivals.run_to_nowhere(query, checkpoint, mode=mode, most_s=most_s, ended=ended)
+
+        done = _aside(batches)
+        _require_batches(name, files, [rows for rows, _ in done], ended_early=most_s < math.inf)
+        return Ran(tuple(TimedBatch(rows, ms) for rows, ms in done[1:]))
+
+
+Found = TypeVar("Found")
+"""What comes of a call."""
+
+
+def _aside(call: Callable[[threading.Event], Found]) -> Found:
+    """Call in a thread of its own, and wait for it; an interruption asks it to end, and waits.
+
+    An interruption in the midst of a call to the JVM would cut the connection to it for good. And a
+    SparkContext that is not made in the main thread leaves alone what an interruption does.
+    """
+    ended = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        calling = pool.submit(call, ended)
+        try:
+            while not calling.done():
+                wait([calling], timeout=_GLANCE_S)
+        finally:
+            ended.set()
+    return calling.result()
+
+
+def _require_batches(
+    name: str, files: Files, rows: Sequence[int], *, ended_early: bool = False
+) -> None:
+    """Refuse to compare what did not read the batches that were written."""
+    wanted = [files.warm_up_rows, *[files.batch_rows] * files.batches]
+    if ended_early:
+        wanted = wanted[: len(rows)]
+    if list(rows) != wanted:
+        raise BenchError(f"batches of {name}", f"have {wanted} rows", rows)

@@ -1,0 +1,58 @@
+"""Makes a command of declared options."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from elasticutor.lab.options import Option, Options
+
+Given = TypeVar("Given", bound=Options)
+"""The options of a command."""
+
+
+def command_of(
+    options: type[Given], run: Callable[[Given, bool], None], about: str | None = None
+) -> Callable[..., None]:
+    """A function whose signature typer makes a command of, with `--json` beside the options.
+
+    Args:
+        options: What it takes.
+        run: Takes these, and whether JSON is asked for.
+        about: Help of the command; default: the docstring of `run`.
+    """
+
+    def command(as_json: bool, **given: Any) -> None:
+        run(options(**given), as_json)
+
+    types = get_type_hints(options)
+    asked = {
+        field.name: (
+            _annotated(types[field.name], field.name, field.metadata["option"]),
+            field.default,
+        )
+        for field in dataclasses.fields(options)
+    }
+    as_json = typer.Option("--json", help="Print figures as JSON.")
+    asked["as_json"] = Annotated[bool, as_json], False
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in asked.items()
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    command.__doc__ = inspect.getdoc(run) if about is None else about
+    return command
+
+
+def _annotated(kind: Any, name: str, option: Option) -> Any:
+    names = option.names or ((f"--{name.replace('_', '-')}",) if kind is bool else ())
+    shows = option.shows or True
+    return Annotated[
+        kind,
+        typer.Option(*names, help=option.help, min=option.min, max=option.max, show_default=shows),
+    ]

@@ -1,0 +1,64 @@
+"""Options of a command, declared once: a dataclass that `lab.cli.declared` makes the command of.
+
+Example:
+    >>> class Nap(Options):
+    ...     ms: float = option(1.0, "How long to sleep.", min=0, key="ms")
+    >>> Nap(ms=2).given()
+    {'ms': 2}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, dataclass_transform
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option, but for its default: call it with that to declare a field.
+
+    Args:
+        help: What it says in the help of the command.
+        min: The least value.
+        max: The largest.
+        key: What it is called in JSON; empty: it is not there.
+        shows: What the help has instead of the default.
+        names: On the command line, if not the field's: `--field-name`.
+    """
+
+    help: str
+    min: float | None = None
+    max: float | None = None
+    key: str = ""
+    shows: str = ""
+    names: tuple[str, ...] = ()
+
+    def __call__(self, default: Any, **changes: Any) -> Any:
+        """A field of some `Options`; `changes` are made to the option first."""
+        option = dataclasses.replace(self, **changes)
+        return dataclasses.field(default=default, metadata={"option": option})
+
+
+def option(default: Any, help: str, **more: Any) -> Any:  # noqa: A002 - as in `Option`
+    """Declare an option of one command alone."""
+    return Option(help, **more)(default)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class Options:
+    """The options of a command: each subclass is a dataclass of them."""
+
+    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+
+    def given(self) -> dict[str, Any]:
+        """The options, as far as they are in JSON."""
+        fields = dataclasses.fields(self)
+        return {
+            option.key: getattr(self, field.name)
+            for field in fields
+            if (option := field.metadata["option"]).key
+        }

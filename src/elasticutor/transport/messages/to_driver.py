@@ -1,0 +1,258 @@
+"""Messages to the driver: from participants, nodes, and hosts of sources and sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.measure.load import FloatArray
+from elasticutor.core.measure.metrics import ExecutorMetrics
+from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, ShardId, TaskId
+from elasticutor.transport.channels import Endpoint
+
+# From participants --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A participant is up, at this endpoint."""
+
+    run: str
+    who: Peer
+    endpoint: Endpoint
+    pid: int
+    life: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An executor's report, or a source's or a sink's answer to the coordinator."""
+
+    run: str
+    who: Peer
+    what: Any
+    """Another message."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRefused:
+    """An executor's report: it refuses to move a shard."""
+
+    shard: ShardId
+    destination: TaskId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rested:
+    """The answer to `Rest`: the last move is done, or a sink has published everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """A source has reached its end."""
+
+    run: str
+    who: Peer
+    attempt: Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A participant, or one of its tasks, cannot go on."""
+
+    run: str
+    who: str
+    """The participant, and the task if it is one."""
+    error: bytes
+    """The exception, pickled where it was raised; unpickled only to raise it to the user."""
+    text: str
+    """The same in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSeen:
+    """A task, as its main process sees it."""
+
+    node: NodeId
+    status: str
+    load: float = 0.0
+    """Work of its shards, in cores."""
+    shards: int = 0
+    pid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Staff:
+    """The tasks of an executor; sent whenever one comes or goes."""
+
+    run: str
+    who: Peer
+    tasks: Mapping[TaskId, TaskSeen]
+    cause: str
+    """What has just changed, in words; empty for none."""
+    seconds: float = 0.0
+    """How long the change took, from the grant or the taking of the core."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What an executor measured since the last time."""
+
+    run: str
+    who: Peer
+    metrics: ExecutorMetrics
+    tasks: Mapping[TaskId, TaskSeen]
+    dropped: int
+    """Messages that were malformed or out of place, since it started."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceMeasured:
+    """What a source task sent since the last time."""
+
+    run: str
+    who: Peer
+    seconds: float
+    rows: int
+    blocked_share: float
+    behind_s: float
+    """How far what it sends now is behind the time at which it was due."""
+    rate: float | None = None
+    """Rows per second that it would send, if known; infinity for all it has at once."""
+    routed: Mapping[Peer, int] = field(default_factory=dict)
+    """The number of rows for each executor."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLoadsMeasured:
+    """The load of every shard of an executor, in cores, where upstreams hold the table."""
+
+    run: str
+    who: Peer
+    loads: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class SinkMeasured:
+    """Rows that a sink took in since the last time, and their latencies."""
+
+    run: str
+    who: Peer
+    seconds: float
+    rows: int
+    latency: LatencyHistogram
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """A batch of a memory sink, on its way to the driver."""
+
+    run: str
+    who: Peer
+    attempt: Attempt
+    epoch: Epoch
+    schema: bytes
+    data: bytes
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recount:
+    """Why an executor waits, in words; the answer to `Explain`."""
+
+    run: str
+    who: Peer
+    waits: tuple[str, ...]
+
+
+# From nodes ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUp:
+    """A node offers its cores."""
+
+    node: NodeId
+    cores: int
+    endpoint: Endpoint
+    pid: int
+    host: str
+    """The address of its machine."""
+    home: str
+    """Its machine, user and Spark executor; processes of one home can share files."""
+    sockets: str
+    """The directory of its ipc sockets."""
+    note: str
+    """A warning for the user, or empty."""
+    slot: str = ""
+    """Its name among the wanted nodes: at most one node of a slot is alive."""
+    before: str = ""
+    """How the last node of this slot ended, if known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A node is alive."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """A node's process has ended; sent by its host."""
+
+    node: NodeId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessEnded:
+    """A process that the node had started has ended unasked."""
+
+    node: NodeId
+    run: str
+    who: str
+    """The participant."""
+    code: int
+    said: str
+    task: TaskId | None = None
+    """The participant's task; None for the participant itself."""
+    life: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateRead:
+    """The answer to `ReadState`: keys and values as the store has them."""
+
+    node: NodeId
+    run: str
+    who: Peer
+    ask: int
+    items: tuple[tuple[bytes, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded:
+    """Nothing of the run is left on the node."""
+
+    node: NodeId
+    run: str
+
+
+# From hosts of sources and sinks ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class EndsHostUp:
+    """A process that can start sources and sinks of a run is up."""
+
+    run: str
+    number: int
+    endpoint: Endpoint
+    home: str
+    host: str
+    sockets: str = ""
+    """The directory of its processes' socket files."""

@@ -1,0 +1,126 @@
+"""Messages to nodes, and to hosts of sources and sinks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from elasticutor.core.protocol.ids import Peer
+from elasticutor.core.protocol.keeper import SendSlice
+from elasticutor.transport.channels import Endpoint
+
+# To nodes -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartExecutor:
+    """Start the main process of an elastic executor."""
+
+    run: str
+    who: Peer
+    payload: bytes
+    life: int = 0
+    """Counted from 0: each successor of a lost executor is another life."""
+
+
+@dataclass(frozen=True, slots=True)
+class DropExecutor:
+    """End the tasks and remove the store that earlier lives of an executor have left here."""
+
+    run: str
+    who: Peer
+    life: int
+    """The first life that stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToNode:
+    """An instruction of an executor to a node: for its store, or about a task's process."""
+
+    run: str
+    who: Peer
+    reply: Endpoint
+    order: Any
+    """The instruction."""
+    payload: bytes = b""
+    """With `StartTask`: the specification of the task's process, pickled."""
+    task: Endpoint | None = None
+    """With `EndTask`: where the task is; None if it has not come up."""
+    store: str = ""
+    """The name of the store; empty: the executor's own."""
+    life: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ForStore:
+    """An instruction of the driver to a node, for a store that several executors share."""
+
+    run: str
+    store: Peer
+    order: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Some of a shard's state, from node to node."""
+
+    run: str
+    who: Peer
+    life: int
+    """The executor's life; moves of another life may have the same numbers."""
+    piece: SendSlice
+
+
+@dataclass(frozen=True, slots=True)
+class ReadState:
+    """Send all of an operator's state that is on this node to the driver."""
+
+    run: str
+    who: Peer
+    ask: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """End every process of a run, after a grace period, and remove its state."""
+
+    run: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The driver is alive; sent at intervals, and answered by `Alive`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndNode:
+    """The cluster is over."""
+
+
+# To hosts of sources and sinks --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartEnd:
+    """Start a task of a source, or a sink."""
+
+    kind: str
+    who: Peer
+    life: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StartEnds:
+    """Start these sources and sinks."""
+
+    ends: tuple[StartEnd, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KillEnd:
+    """Kill a source or sink that does not answer."""
+
+    who: Peer
+    life: int
