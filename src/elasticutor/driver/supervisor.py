@@ -26,9 +26,8 @@ from elasticutor.driver.answers import Answers
 from elasticutor.driver.blueprint import Blueprint
 from elasticutor.driver.checkpoint_writer import CheckpointWriter
 from elasticutor.driver.checkpoints import ends
-from elasticutor.driver.chronicle import REPORTS, note_report, note_staff
 from elasticutor.driver.connections import Connections, roles_of
-from elasticutor.driver.journal import Journal
+from elasticutor.driver.journal import REPORTS, Journal, note_report, note_staff
 from elasticutor.driver.metrics import RunLedger
 from elasticutor.driver.queries.batch_driver import BatchDriver
 from elasticutor.driver.repartitioning import ANSWERS, Leads
