@@ -73,7 +73,6 @@ class Rig:
                     free[node] -= count
         return free
 
-    @property
     def phase(self) -> RunPhase:
         return self.life.phase
 
@@ -129,7 +128,7 @@ class Rig:
         self.hosts_up()
         self.up(*EVERYBODY)
         self.ready()
-        assert self.phase is RunPhase.RUNNING
+        assert self.phase() is RunPhase.RUNNING
         return self
 
     def prepare(self, epoch: int) -> None:

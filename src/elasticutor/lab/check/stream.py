@@ -330,7 +330,8 @@ class TopologyRun(CheckedRun):
 
     # Losses
 
-    def _lose(self, who: Peer, *, noticed: bool = True) -> None:
+    def lose(self, who: Peer, *, noticed: bool = True) -> None:
+        """Lose a process; what watches it notices, unless it merely hangs."""
         simulated = self._processes.get(who)
         if simulated is None:
             return
@@ -345,7 +346,7 @@ class TopologyRun(CheckedRun):
     def lose_main(self, host: ExecutorHost) -> None:
         """Lose a main process; its node notices, and that its tasks end with it."""
         simulated, tasks = self._processes.get(host.name), sorted(host.tasks)
-        self._lose(host.name)
+        self.lose(host.name)
         if simulated is not None:
             for task in tasks:
                 lost = ru.ProcessLost(host.name, simulated.life, task, "was lost with it")
@@ -363,7 +364,7 @@ class TopologyRun(CheckedRun):
         """Lose a node; another one comes up later."""
         for host in self.world.executors.values():
             if host.node == node and host.alive:
-                self._lose(host.name, noticed=False)
+                self.lose(host.name, noticed=False)
             else:
                 host.end_store(node)
         noticed = self.notice_s()
@@ -378,7 +379,7 @@ class TopologyRun(CheckedRun):
         self._hosts_up.discard(number)
         for who, simulated in list(self._processes.items()):
             if simulated.host == number:
-                self._lose(who, noticed=False)
+                self.lose(who, noticed=False)
         if self.rng.random() < 0.5:
             self._later(ru.HostLost(number, "killed"), self.notice_s())
         else:  # Spark starts its task again by itself
@@ -392,7 +393,7 @@ class TopologyRun(CheckedRun):
             case "source" | "sink":
                 who = SINK if kind == "sink" else self.rng.choice(self._roles.sources)
                 self.oracle.counts[f"lost_{kind}s"] += who in self._processes
-                self._lose(who)
+                self.lose(who)
             case "host":
                 self._lose_host()
             case "message":
@@ -400,7 +401,7 @@ class TopologyRun(CheckedRun):
                 self.decide(ru.MessageLost(lost))
             case "hang":
                 self.oracle.counts["hanging"] += 1
-                self._lose(self.rng.choice(self._life.participants.everybody), noticed=False)
+                self.lose(self.rng.choice(self._life.participants.everybody), noticed=False)
 
     def lose_driver(self) -> None:
         """Lose the driver, and with it every process that it had started; another one comes.
