@@ -176,6 +176,8 @@ class TopologyRun(CheckedRun):
                 self._send(what.who, what)
             case order.ReportLoss(who, lost):
                 self._send(who, lost)
+            case order.StopSending(who):
+                self._send(who, what)
             case order.Connect(who, address):
                 self._book[who] = address
             case Introduction(_, whom):
