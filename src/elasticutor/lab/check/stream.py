@@ -22,7 +22,7 @@ from elasticutor.core.run.epoch_cycle import EpochBase
 from elasticutor.core.run.introductions import Introduction
 from elasticutor.core.run.lifecycle import RunLifecycle
 from elasticutor.core.run.participants import Roles
-from elasticutor.core.run.phases import RunError, RunPhase, Terms
+from elasticutor.core.run.phases import OVER, RunError, RunPhase, Terms
 from elasticutor.core.scheduler.placement import Placement
 from elasticutor.errors import OutOfOrderError
 from elasticutor.lab.check.pipeline import ROW_BYTES, SINK, ChainOperator, Expected, Row, fold
@@ -35,6 +35,7 @@ from elasticutor.lab.check.world.network import Address
 from elasticutor.lab.check.world.sender import Sender
 
 _TICK_S = 0.5
+_START_S = 10.0
 _PATIENCE_S = 4.0
 """Longer than any answer takes here: only what hangs is late."""
 _NODE_CORES = 6
@@ -76,7 +77,7 @@ class TopologyRun(CheckedRun):
             "elastic",
             None,
             rng.random() < 0.5,
-            60.0,
+            _START_S,
             scenario.epoch_s,
             _PATIENCE_S,
             rng.choice((1, 2, 5)),
@@ -142,8 +143,20 @@ class TopologyRun(CheckedRun):
         self.kernel.after(delay_s, self._learn, event, self._drivers)
 
     def _learn(self, event: ru.RunEvent, driver: int) -> None:
-        if driver == self._drivers:
-            self.decide(event)
+        if driver != self._drivers:
+            return
+        self.decide(event)
+        if self._life.phase in OVER and self._life.error is None:
+            self._notice_at_the_end(event)
+
+    def _notice_at_the_end(self, event: ru.RunEvent) -> None:
+        """Let executors know what they have lost since the run ended, for the last look at them."""
+        match event:
+            case ru.ProcessLost(who, _, task) if task is not None:
+                self.world.executors[who].tell(ev.TaskLost(task))
+            case ru.NodeLeft(node):
+                for host in self.world.executors.values():
+                    host.tell(ev.NodeLost(node))
 
     def driver_receives(self, sender: Address, message: Any) -> None:
         """Take a message to the driver in."""
@@ -205,12 +218,11 @@ class TopologyRun(CheckedRun):
             case order.EnterPhase(RunPhase.DRAINED) if not self._terms.end_when_drained:
                 self._later(ru.EndAsked(), self.startup_s())
             case order.EndProcesses(hosts):
+                self.done = self._life.error is None
                 names = [self._roles.host_names[number] for number in hosts]
                 for name in (*sorted(self._life.participants.nodes), *names):
                     self._later(ru.PlaceCleared(name), self.startup_s())
-            case order.CloseRun() if self._life.error is None:
-                self.done = True
-            case order.CloseRun():
+            case order.CloseRun() if self._life.error is not None:
                 self._run_failed()
 
     def _send(self, who: Peer, message: Any) -> None:
@@ -219,11 +231,14 @@ class TopologyRun(CheckedRun):
             self.world.network.send(self.world.driver, address, message)
 
     def _begin(self, who: Peer, begun: ev.AttemptBegun) -> None:
-        if self._book.get(who) == self.world.executors[who].address:
+        host = self.world.executors.get(who)  # its process may have registered and hang
+        if host is not None and host.address == self._book.get(who):
             self.begin(who, begun)
 
     def _assign(self, who: Peer, wanted: Counter[NodeId]) -> None:
-        host = self.world.executors[who]
+        host = self.world.executors.get(who)
+        if host is None:
+            return
         tasks = host.core.tasks.values()
         have = Counter(task.node for task in tasks if task.status is not TaskStatus.LEAVING)
         for node in (wanted - have).elements():
