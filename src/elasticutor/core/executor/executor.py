@@ -289,6 +289,8 @@ class ElasticExecutor:
         awaited = task.id in self._rollback.resetting or task.id in self.epochs.still_to_flush
         if not awaited and not self._moves.involved(task.id):
             self._crew.dismiss(task, now)
+            if self.phase is Phase.RUNNING and self.epochs.all_marked:
+                self._data.feed_all(now)  # fewer tasks share the rest of the epoch
 
     def _retire_all(self, now: float) -> None:
         for task in list(self.tasks.values()):
