@@ -22,4 +22,4 @@ def test_every_part_of_a_run_is_lost_now_and_then() -> None:
     assert counts["lost_hosts"] >= 1
     assert counts["lost_drivers"] >= 1
     assert counts["hanging"] >= 2, "no process falls silent"
-    assert counts["failed_runs"] >= 10, "no run fails and is submitted again"
+    assert counts["failed_runs"] >= 4, "no run fails and is submitted again"

@@ -74,12 +74,8 @@ class Rig:
                     free[node] -= count
         return free
 
-    @property
     def phase(self) -> RunPhase:
         return self.life.phase
-
-    def in_phase(self, phase: RunPhase) -> bool:
-        return self.life.phase is phase
 
     @property
     def attempt(self) -> Attempt:
@@ -133,7 +129,7 @@ class Rig:
         self.hosts_up()
         self.up(*EVERYBODY)
         self.ready()
-        assert self.phase is RunPhase.RUNNING
+        assert self.phase() is RunPhase.RUNNING
         return self
 
     def prepare(self, epoch: int) -> None:

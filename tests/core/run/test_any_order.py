@@ -192,7 +192,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(who=st.sampled_from((S0, S1)))
     def source_is_exhausted(self, who: Peer) -> None:
-        if self.rig.in_phase(RunPhase.RUNNING) and who in self.alive:
+        if self.rig.phase() is RunPhase.RUNNING and who in self.alive:
             self.said.append(ev.SourceExhausted(who, self.rig.attempt))
 
     @rule()
@@ -211,27 +211,27 @@ class AnyOrder(RuleBasedStateMachine):
         rig = self.rig
         if self.silent:
             for _ in range(STEPS_TO_END):
-                if rig.in_phase(RunPhase.DRAINED):
+                if rig.phase() is RunPhase.DRAINED:
                     self.tell(ev.EndAsked())
                 self.tell(ev.Tick(), 3.0)
-            assert rig.in_phase(RunPhase.ENDED), rig.life.missing()
+            assert rig.phase() is RunPhase.ENDED, rig.life.missing()
             return
         self.losses = False
         if not rig.nodes:
             self.node_joins()
-        if rig.phase not in (*OVER, RunPhase.DRAINED):
+        if rig.phase() not in (*OVER, RunPhase.DRAINED):
             self.tell(ev.DrainAsked())
         for _ in range(STEPS_TO_END):
-            if rig.in_phase(RunPhase.ENDED):
+            if rig.phase() is RunPhase.ENDED:
                 break
-            if rig.in_phase(RunPhase.DRAINED):
+            if rig.phase() is RunPhase.DRAINED:
                 self.tell(ev.EndAsked())
             self.all_come_up()
             self.all_arrive()
             while self.manifests:
                 self.manifest_is_stored()
             self.tell(ev.Tick(), 0.5)
-        assert rig.in_phase(RunPhase.ENDED), rig.life.missing()
+        assert rig.phase() is RunPhase.ENDED, rig.life.missing()
 
 
 AnyOrder.TestCase.settings = settings(max_examples=120, stateful_step_count=40)
@@ -243,13 +243,13 @@ def test_silence_alone_ends_every_wait() -> None:
     rig = Rig(restarts=2).running()
     rig.tell(ev.Tick(), after_s=2.0)
     for _ in range(60):
-        if rig.phase in OVER:
+        if rig.phase() in OVER:
             break
         rig.tell(ev.Tick(), after_s=1.5)
-    assert rig.in_phase(RunPhase.ENDING)
+    assert rig.phase() is RunPhase.ENDING
     assert rig.attempt == Attempt(1)
     for _ in range(8):
         rig.tell(ev.Tick(), after_s=1.5)
-    assert rig.in_phase(RunPhase.ENDED)
+    assert rig.phase() is RunPhase.ENDED
     assert rig.life.epochs is not None
     assert rig.life.epochs.committed == Epoch(0)

@@ -28,7 +28,7 @@ def test_a_run_is_running_when_tuples_flow() -> None:
     rig.now = 1.0
     rig.hosts_up()
     rig.up(*EVERYBODY)
-    assert rig.in_phase(RunPhase.STARTING)
+    assert rig.phase() is RunPhase.STARTING
     rig.ready()
     assert rig.of(do.EnterPhase) == [do.EnterPhase(RunPhase.RUNNING)]
     assert rig.journal("run running") == [{"seconds": 1.0, "epoch": 0}]
@@ -40,7 +40,7 @@ def test_a_run_that_does_not_start_in_time_says_who_is_missing() -> None:
     rig.hosts_up()
     rig.up(*EVERYBODY[:-1])
     rig.tell(ev.Tick(), after_s=30.1)
-    assert rig.in_phase(RunPhase.ENDING)
+    assert rig.phase() is RunPhase.ENDING
     assert str(rig.life.error) == "run did not start in time: no word from out"
 
 
@@ -50,11 +50,11 @@ def test_a_query_feeds_its_run_when_all_executors_are_up() -> None:
     rig.up(*EVERYBODY)
     assert rig.of(do.StartBatches) == [do.StartBatches()]
     rig.tell(ev.BatchesFlow())
-    assert rig.in_phase(RunPhase.RUNNING)
+    assert rig.phase() is RunPhase.RUNNING
     rig.tell(ev.DrainAsked())  # its batches end by themselves
-    assert rig.in_phase(RunPhase.RUNNING)
+    assert rig.phase() is RunPhase.RUNNING
     rig.lose(A0)
-    assert rig.in_phase(RunPhase.ENDING)
+    assert rig.phase() is RunPhase.ENDING
 
 
 def test_other_events_are_refused() -> None:
@@ -88,7 +88,7 @@ def test_without_a_checkpoint_only_the_last_epoch_ends() -> None:
     rig.prepare(1)
     assert rig.of(co.WriteManifest) == []
     assert rig.of(do.EnterPhase)[0] == do.EnterPhase(RunPhase.DRAINED)
-    assert rig.in_phase(RunPhase.ENDING)
+    assert rig.phase() is RunPhase.ENDING
 
 
 def test_storage_that_refuses_a_manifest_ends_the_run() -> None:
@@ -98,7 +98,7 @@ def test_storage_that_refuses_a_manifest_ends_the_run() -> None:
     error = RunError("storage", "take it", "is full")
     rig.tell(ev.EpochStored(Epoch(1), Attempt(1), 0, error))
     assert rig.life.error is error
-    assert rig.in_phase(RunPhase.ENDING)
+    assert rig.phase() is RunPhase.ENDING
 
 
 def test_a_manifest_that_is_durable_after_the_end_counts() -> None:
@@ -124,9 +124,9 @@ def test_an_answer_to_an_attempt_that_was_given_up_is_ignored() -> None:
 def test_a_run_drains_when_its_last_source_is_exhausted() -> None:
     rig = Rig().running()
     rig.exhaust(S0)
-    assert rig.in_phase(RunPhase.RUNNING)
+    assert rig.phase() is RunPhase.RUNNING
     rig.exhaust(S1)
-    assert rig.in_phase(RunPhase.DRAINING)
+    assert rig.phase() is RunPhase.DRAINING
     assert [order.who for order in rig.of(do.StopSending)] == [S0, S1]
     assert [order.who for order in rig.of(co.EndEpoch)] == [S0, S1]
 
@@ -135,10 +135,10 @@ def test_it_is_drained_when_the_sinks_rest_and_ends_by_itself() -> None:
     rig = Rig().running()
     drained_to_rest(rig)
     assert [order.who for order in rig.of(do.AskToRest)] == [OUT]
-    assert rig.in_phase(RunPhase.DRAINING)
+    assert rig.phase() is RunPhase.DRAINING
     rig.rest(OUT)
     assert rig.journal("run drained") != []
-    assert rig.in_phase(RunPhase.ENDING)
+    assert rig.phase() is RunPhase.ENDING
     (end,) = rig.of(do.EndProcesses)
     assert (end.hosts, end.host_grace_s) == ((0, 1), 60.0)  # sinks may be publishing
 
@@ -148,9 +148,9 @@ def test_one_that_is_kept_waits_for_its_executors_too_and_stays() -> None:
     drained_to_rest(rig)
     assert [order.who for order in rig.of(do.AskToRest)] == [A0, A1, OUT]
     rig.rest(OUT, A0)
-    assert rig.in_phase(RunPhase.DRAINING)
+    assert rig.phase() is RunPhase.DRAINING
     rig.rest(A1)
-    assert rig.in_phase(RunPhase.DRAINED)
+    assert rig.phase() is RunPhase.DRAINED
     assert rig.of(do.EndProcesses) == []
 
 
@@ -158,10 +158,10 @@ def test_a_loss_while_it_drains_takes_the_answers_back_but_not_the_asking() -> N
     rig = Rig().running()
     rig.tell(ev.DrainAsked())
     rig.lose(OUT)
-    assert rig.in_phase(RunPhase.RECOVERING)
+    assert rig.phase() is RunPhase.RECOVERING
     rig.up(OUT)
     rig.ready()
-    assert rig.in_phase(RunPhase.DRAINING)
+    assert rig.phase() is RunPhase.DRAINING
     assert [order.who for order in rig.of(do.StopSending)] == [S0, S1]
     assert [order.who for order in rig.of(co.EndEpoch)] == [S0, S1]
 
@@ -173,11 +173,11 @@ def test_sources_that_were_exhausted_before_a_loss_say_so_again() -> None:
     rig.up(S1)
     rig.ready()
     rig.exhaust(S1)
-    assert rig.in_phase(RunPhase.RUNNING)
+    assert rig.phase() is RunPhase.RUNNING
     rig.tell(ev.SourceExhausted(S0, Attempt(1)))  # late
-    assert rig.in_phase(RunPhase.RUNNING)
+    assert rig.phase() is RunPhase.RUNNING
     rig.exhaust(S0)
-    assert rig.in_phase(RunPhase.DRAINING)
+    assert rig.phase() is RunPhase.DRAINING
 
 
 def test_a_rest_that_was_not_asked_for_is_of_an_earlier_drain() -> None:
@@ -185,18 +185,18 @@ def test_a_rest_that_was_not_asked_for_is_of_an_earlier_drain() -> None:
     rig.rest(OUT)
     rig.tell(ev.DrainAsked())
     rig.rest(OUT)
-    assert rig.in_phase(RunPhase.DRAINING)
+    assert rig.phase() is RunPhase.DRAINING
 
 
 def test_a_drain_waits_for_shards_that_change_their_executor() -> None:
     rig = Rig(durable=False).running()
     rig.shards_move = True
     rig.tell(ev.DrainAsked())
-    assert rig.in_phase(RunPhase.RUNNING)
+    assert rig.phase() is RunPhase.RUNNING
     assert rig.life.draining.put_off
     rig.shards_move = False
     rig.tell(ev.ShardsSettled())
-    assert rig.in_phase(RunPhase.DRAINING)
+    assert rig.phase() is RunPhase.DRAINING
 
 
 def test_a_drain_asked_before_the_run_is_running_follows_at_once() -> None:
@@ -205,7 +205,7 @@ def test_a_drain_asked_before_the_run_is_running_follows_at_once() -> None:
     rig.hosts_up()
     rig.up(*EVERYBODY)
     rig.ready()
-    assert rig.in_phase(RunPhase.DRAINING)
+    assert rig.phase() is RunPhase.DRAINING
 
 
 def test_a_sink_that_does_not_come_to_rest_is_replaced() -> None:
@@ -225,9 +225,9 @@ def test_a_run_has_ended_when_every_place_is_cleared_or_gone() -> None:
     assert rig.of(do.EndProcesses) == [do.EndProcesses((0, 1), 2.0, 2.0)]
     rig.cleared(["n1", "host 1"])
     rig.leave(N0)
-    assert rig.in_phase(RunPhase.ENDING)
+    assert rig.phase() is RunPhase.ENDING
     rig.tell(ev.HostLost(0, "exit code 0"))
-    assert rig.in_phase(RunPhase.ENDED)
+    assert rig.phase() is RunPhase.ENDED
     assert [order.error for order in rig.of(do.CloseRun)] == [""]
 
 
@@ -236,10 +236,10 @@ def test_places_that_do_not_answer_are_named_and_given_up() -> None:
     rig.tell(ev.EndAsked())
     rig.cleared(["n0", "host 0"])
     rig.tell(ev.Tick(), after_s=7.9)
-    assert rig.in_phase(RunPhase.ENDING)
+    assert rig.phase() is RunPhase.ENDING
     rig.tell(ev.Tick(), after_s=0.2)
     assert rig.journal("failure") == [{"reason": "no word of its end from host 1, n1"}]
-    assert rig.in_phase(RunPhase.ENDED)
+    assert rig.phase() is RunPhase.ENDED
 
 
 def test_only_the_first_failure_counts() -> None:
@@ -281,15 +281,15 @@ def test_an_answer_that_comes_after_the_end_does_not_take_that_back() -> None:
     rig.up(*EVERYBODY)
     rig.tell(ev.EndAsked())
     rig.ready()
-    assert rig.in_phase(RunPhase.ENDING)
+    assert rig.phase() is RunPhase.ENDING
     rig.cleared()
-    assert rig.in_phase(RunPhase.ENDED)
+    assert rig.phase() is RunPhase.ENDED
 
 
 def test_a_run_ends_with_its_cluster() -> None:
     rig = Rig().running()
     rig.tell(ev.ClusterGone())
-    assert rig.in_phase(RunPhase.ENDED)
+    assert rig.phase() is RunPhase.ENDED
     assert "was stopped while the run was going on" in str(rig.life.error)
 
 

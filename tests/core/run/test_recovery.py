@@ -19,10 +19,10 @@ def test_a_lost_task_is_reported_to_its_main_process_which_gives_the_attempt_up(
     rig.lose(A0, task=3)
     assert rig.of(do.ReportLoss) == [do.ReportLoss(A0, TaskLost(TaskId(3)))]
     assert rig.journal("lost") == [{"who": "task of a.0", "reason": "a.0, task 3 was lost: killed"}]
-    assert rig.in_phase(RunPhase.RUNNING)
+    assert rig.phase() is RunPhase.RUNNING
     rig.tell(co.ParticipantFailed(A0, Attempt(1), "task 3 is gone"))
     assert rig.begun() == [(A0, 2), (A1, 2), (OUT, 2)]
-    assert rig.in_phase(RunPhase.RECOVERING)
+    assert rig.phase() is RunPhase.RECOVERING
 
 
 def test_what_follows_from_a_counted_loss_is_not_counted_again() -> None:
@@ -49,11 +49,11 @@ def test_a_lost_participant_has_one_successor_and_all_begin_again_with_it(who: s
     assert [(order.who, order.life) for order in rig.of(do.DropLife)] == [(who, 0)]
     assert rig.started() == [(who, 1)]
     assert rig.begun() == []
-    assert rig.in_phase(RunPhase.RECOVERING)
+    assert rig.phase() is RunPhase.RECOVERING
     rig.up(who)  # type: ignore[arg-type]
     assert rig.begun() == [(A0, 2), (A1, 2), (OUT, 2)]
     rig.ready()
-    assert rig.in_phase(RunPhase.RUNNING)
+    assert rig.phase() is RunPhase.RUNNING
     assert [told["reason"] for told in rig.journal("recovered")] == [f"{who} was lost: killed"]
 
 
@@ -124,7 +124,7 @@ def test_an_unused_node_may_leave_unnoticed() -> None:
     rig.join(N2)
     rig.leave(N2)
     assert rig.journal("lost") == []
-    assert rig.in_phase(RunPhase.RUNNING)
+    assert rig.phase() is RunPhase.RUNNING
 
 
 def test_a_lost_host_takes_its_sources_and_sinks_along_and_is_started_again() -> None:
@@ -185,7 +185,7 @@ def test_the_same_loss_is_put_up_with_so_often_and_then_ends_the_run() -> None:
         rig.lose(A0)
         rig.tell(ev.Tick(), after_s=1.0)
     rig.lose(A0)
-    assert rig.in_phase(RunPhase.ENDING)
+    assert rig.phase() is RunPhase.ENDING
     assert isinstance(rig.life.error, RunError)
     assert str(rig.life.error).startswith(
         "a.0 was lost too often without an epoch committed in between (a.0 3 times). "
@@ -201,7 +201,7 @@ def test_a_commit_makes_up_for_losses() -> None:
         rig.up(A0)
         rig.ready()
         rig.commit(epoch)
-    assert rig.in_phase(RunPhase.RUNNING)
+    assert rig.phase() is RunPhase.RUNNING
 
 
 def test_the_second_loss_without_progress_waits_for_a_moment() -> None:
@@ -239,7 +239,7 @@ def test_a_successor_that_does_not_come_up_is_replaced() -> None:
 def test_without_a_checkpoint_a_loss_ends_the_run(who: str) -> None:
     rig = Rig(durable=False).running()
     rig.lose(who)  # type: ignore[arg-type]
-    assert rig.in_phase(RunPhase.ENDING)
+    assert rig.phase() is RunPhase.ENDING
     assert str(rig.life.error) == f"{who} was lost: killed"
 
 

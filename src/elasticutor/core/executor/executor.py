@@ -266,6 +266,8 @@ class ElasticExecutor:
         awaited = task.id in self._rollback.resetting or task.id in self.epochs.still_to_flush
         if not awaited and not self._moves.involved(task.id):
             self._task_set.dismiss(task, now)
+            if self.phase is Phase.RUNNING and self.epochs.all_marked:
+                self._data.feed_all(now)  # fewer tasks share the rest of the epoch
 
     def _retire_all(self, now: float) -> None:
         for task in list(self.tasks.values()):
@@ -283,13 +285,12 @@ class ElasticExecutor:
     def _on_node_lost(self, event: ev.NodeLost, now: float) -> None:
         self._task_set.require_store(event.node)
         if event.node == self.node:
-            raise ProtocolError(
-                "node lost", "be a remote one", event.node, "without its main process it is gone"
-            )
+            hint = "without its main process it is gone"
+            raise ProtocolError("node lost", "be a remote one", event.node, hint)
         tasks = self._task_set.on(event.node)
         needed = any(task.running for task in tasks) or event.node in self._moves.homes
-        needed = needed or bool(self._moves.touching(event.node))
-        needed = needed or event.node in (self.epochs.persisting or ())
+        needed |= bool(self._moves.touching(event.node))
+        needed |= event.node in (self.epochs.persisting or ())
         if self.phase is Phase.RUNNING and needed:
             self._fail(f"node {event.node!r} was lost with {len(tasks)} of the executor's tasks")
         self._task_set.stores.discard(event.node)

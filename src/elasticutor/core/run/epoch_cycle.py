@@ -145,9 +145,10 @@ class EpochCycle:
         if orders and isinstance(orders[0], co.BeginAttempt):
             self._due_at = math.inf
             self._ending_last = False
-            if not self._participants.complete:
-                return  # the manifest held a failure up; successors that come up begin another one
-            self._watcher.attempt_begun(orders[0].attempt)
+            if self._participants.complete:
+                self._watcher.attempt_begun(orders[0].attempt)
+            else:  # the manifest held a failure up; successors that come up begin another one
+                orders = [order for order in orders if not isinstance(order, co.BeginAttempt)]
         for order in orders:
             if isinstance(order, co.WriteManifest) and not self.durable:
                 # Without a checkpoint a manifest has nothing to name: the epoch is over.

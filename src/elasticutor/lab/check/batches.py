@@ -152,12 +152,6 @@ class QueryRun(CheckedRun):
             for name in operator.executor_names:
                 self.place_anywhere(name, operator)
 
-    def place_anywhere(self, name: Peer, operator: ChainOperator) -> None:
-        """Start a main process somewhere, with some cores."""
-        home, nodes = self.rng.choice(self._nodes), self._nodes
-        cores = (self.rng.choice(nodes) if n else home for n in range(self.scenario.cores))
-        self.place_executor(name, operator, home, cores)
-
     def lose_main(self, host: ExecutorHost) -> None:
         """Lose a main process; the driver notices a little later."""
         host.die()

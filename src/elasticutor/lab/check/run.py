@@ -218,6 +218,12 @@ class CheckedRun(ABC):
         self.clock.after(self.scenario.balance_s, self._balance, host)
         return host
 
+    def place_anywhere(self, name: Peer, operator: ChainOperator) -> None:
+        """Start a main process somewhere, with some cores."""
+        home, nodes = self.rng.choice(self._nodes), self._nodes
+        cores = (self.rng.choice(nodes) if n else home for n in range(self.scenario.cores))
+        self.place_executor(name, operator, home, cores)
+
     def begin(self, name: Peer, begun: ev.AttemptBegun) -> None:
         """Pass the beginning of an attempt on to an executor, over the network."""
         host = self.world.executors[name]

@@ -42,6 +42,9 @@ class RunInvariants:
         kept = () if terms.end_when_drained else roles.executors
         publishing = roles.sinks if durable or kept else ()
         self._to_rest = frozenset((*kept, *publishing))
+        self._sources = frozenset(roles.sources)
+        self._exhausted: set[Peer] = set()
+        self._drain_asked = False
         self._started: dict[Peer, int] = {}
         self._dropped: dict[Peer, int] = {}
         self._up: dict[Peer, int] = {}
@@ -85,6 +88,10 @@ class RunInvariants:
                 self._violate(f"life: life {life} of {who} is over, and its loss acted on: {task}")
             case ev.ParticipantRested(who):
                 self._rested.add(who)
+            case ev.SourceExhausted(who, attempt) if attempt == self._attempt:
+                self._exhausted.add(who)
+            case ev.DrainAsked():
+                self._drain_asked = True
 
     def _look_at_order(self, order: do.RunInstruction) -> None:
         match order:
@@ -113,6 +120,10 @@ class RunInvariants:
                 if self._phase is RunPhase.ENDING:
                     self._violate(f"life: {phase.value} after its end was decided")
                 self._phase = phase
+                early = not self._drain_asked and not self._sources <= self._exhausted
+                if phase is RunPhase.DRAINING and early:
+                    missing = sorted(self._sources - self._exhausted)
+                    self._violate(f"life: draining although {missing} have more to send")
                 if phase is RunPhase.DRAINED and not self._to_rest <= self._rested:
                     missing = sorted(self._to_rest - self._rested)
                     self._violate(f"life: drained although {missing} are not at rest")
@@ -121,6 +132,7 @@ class RunInvariants:
         if attempt != self._attempt:
             self._attempt = attempt
             self._rested.clear()
+            self._exhausted.clear()
             missing = [name for name in self._everybody if name not in self._up]
             if missing:
                 self._violate(f"life: attempt {attempt} begins without {missing}")

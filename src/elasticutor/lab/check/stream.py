@@ -149,8 +149,20 @@ class TopologyRun(CheckedRun):
         self.clock.after(delay_s, self._learn, event, self._drivers)
 
     def _learn(self, event: ru.RunEvent, driver: int) -> None:
-        if driver == self._drivers:
-            self.decide(event)
+        if driver != self._drivers:
+            return
+        self.decide(event)
+        if self._life.phase in OVER and self._life.error is None:
+            self._notice_at_the_end(event)
+
+    def _notice_at_the_end(self, event: ru.RunEvent) -> None:
+        """Let executors know what they have lost since the run ended, for the last look at them."""
+        match event:
+            case ru.ProcessLost(who, _, task) if task is not None:
+                self.world.executors[who].tell(ev.TaskLost(task))
+            case ru.NodeLeft(node):
+                for host in self.world.executors.values():
+                    host.tell(ev.NodeLost(node))
 
     def driver_receives(self, sender: Address, message: Any) -> None:
         """Take a message to the driver in."""
@@ -212,12 +224,11 @@ class TopologyRun(CheckedRun):
             case order.EnterPhase(RunPhase.DRAINED) if not self._terms.end_when_drained:
                 self._later(ru.EndAsked(), self.startup_s())
             case order.EndProcesses(hosts):
+                self.done = self._life.error is None
                 names = [self._roles.host_names[number] for number in hosts]
                 for name in (*sorted(self._life.participants.nodes), *names):
                     self._later(ru.PlaceCleared(name), self.startup_s())
-            case order.CloseRun() if self._life.error is None:
-                self.done = True
-            case order.CloseRun():
+            case order.CloseRun() if self._life.error is not None:
                 self._run_failed()
 
     def _send(self, who: Peer, message: Any) -> None:
@@ -226,11 +237,14 @@ class TopologyRun(CheckedRun):
             self.world.network.send(self.world.driver, address, message)
 
     def _begin(self, who: Peer, begun: ev.AttemptBegun) -> None:
-        if self._book.get(who) == self.world.executors[who].address:
+        host = self.world.executors.get(who)  # its process may have registered and hang
+        if host is not None and host.address == self._book.get(who):
             self.begin(who, begun)
 
     def _assign(self, who: Peer, wanted: Counter[NodeId]) -> None:
-        host = self.world.executors[who]
+        host = self.world.executors.get(who)
+        if host is None:
+            return
         tasks = host.core.tasks.values()
         have = Counter(task.node for task in tasks if task.status is not TaskStatus.LEAVING)
         for node in (wanted - have).elements():
@@ -339,7 +353,8 @@ class TopologyRun(CheckedRun):
 
     # Losses
 
-    def _lose(self, who: Peer, *, noticed: bool = True) -> None:
+    def lose(self, who: Peer, *, noticed: bool = True) -> None:
+        """Lose a process; what watches it notices, unless it merely hangs."""
         simulated = self._processes.get(who)
         if simulated is None:
             return
@@ -355,7 +370,7 @@ class TopologyRun(CheckedRun):
     def lose_main(self, host: ExecutorHost) -> None:
         """Lose a main process; its node notices, and that its tasks end with it."""
         simulated, tasks = self._processes.get(host.name), sorted(host.tasks)
-        self._lose(host.name)
+        self.lose(host.name)
         if simulated is not None:
             for task in tasks:
                 lost = ru.ProcessLost(host.name, simulated.life, task, "was lost with it")
@@ -373,7 +388,7 @@ class TopologyRun(CheckedRun):
         """Lose a node; another one comes up later."""
         for host in self.world.executors.values():
             if host.node == node and host.alive:
-                self._lose(host.name, noticed=False)
+                self.lose(host.name, noticed=False)
             else:
                 host.end_store(node)
         noticed = self.notice_s()
@@ -388,7 +403,7 @@ class TopologyRun(CheckedRun):
         self._hosts_up.discard(number)
         for who, simulated in list(self._processes.items()):
             if simulated.host == number:
-                self._lose(who, noticed=False)
+                self.lose(who, noticed=False)
         if self.rng.random() < 0.5:
             self._later(ru.HostLost(number, "killed"), self.notice_s())
         else:  # Spark starts its task again by itself
@@ -402,7 +417,7 @@ class TopologyRun(CheckedRun):
             case "source":
                 who = self.rng.choice(self._roles.sources)
                 self.oracle.counts["lost_sources"] += who in self._processes
-                self._lose(who)
+                self.lose(who)
             case "sink":
                 self.lose_sink()
             case "host":
@@ -412,12 +427,12 @@ class TopologyRun(CheckedRun):
                 self.decide(ru.MessageLost(lost))
             case "hang":
                 self.oracle.counts["hanging"] += 1
-                self._lose(self.rng.choice(self._life.participants.everybody), noticed=False)
+                self.lose(self.rng.choice(self._life.participants.everybody), noticed=False)
 
     def lose_sink(self) -> None:
         """Lose the sink; its host notices."""
         self.oracle.counts["lost_sinks"] += SINK in self._processes
-        self._lose(SINK)
+        self.lose(SINK)
 
     def lose_driver(self) -> None:
         """Lose the driver, and with it every process that it had started; another one comes.
