@@ -179,6 +179,21 @@ def test_no_attempt_begins_with_one_missing_because_a_manifest_held_a_failure_up
     assert {(order.base, order.attempt) for order in rig.of(co.BeginAttempt)} == {(1, 3)}
 
 
+def test_a_newcomer_hears_nothing_of_the_attempt_before_it() -> None:
+    rig = Rig().running()
+    rig.tell(ev.Tick(), after_s=2.0)
+    rig.prepare(1)
+    rig.lose(A0)
+    rig.lose(S0)
+    rig.up(A0)  # and the successor of the source is on its way
+    rig.tell(ev.EpochStored(Epoch(1), Attempt(1), 100))
+    assert A0 not in {order.who for order in rig.of(co.CommitEpoch)}
+    assert A1 in {order.who for order in rig.of(co.CommitEpoch)}
+    rig.tell(ev.Tick(), after_s=1.0)
+    rig.up(S0)
+    assert {attempt for _, attempt in rig.begun()} == {2}
+
+
 def test_the_same_loss_is_put_up_with_so_often_and_then_ends_the_run() -> None:
     rig = Rig(restarts=2).running()
     for _ in range(2):

@@ -146,6 +146,7 @@ class EpochCycle:
             self._due_at = math.inf
             self._ending_last = False
             if self._participants.complete:
+                self._participants.newcomers.clear()
                 self._watcher.attempt_begun(orders[0].attempt)
             else:  # the manifest held a failure up; successors that come up begin another one
                 orders = [order for order in orders if not isinstance(order, co.BeginAttempt)]
@@ -154,11 +155,16 @@ class EpochCycle:
                 # Without a checkpoint a manifest has nothing to name: the epoch is over.
                 self._written(order.epoch, order.attempt, 0, now)
             else:
-                self._emit(order)
+                self._tell(order)
         if any(isinstance(order, co.StartSource) for order in orders):
             self._began_at = now
             self._watcher.sources_started()
             self._plan_next(now)
+
+    def _tell(self, order: co.Order) -> None:
+        """Emit an order, unless it is for a newcomer: that takes part from the next attempt on."""
+        if isinstance(order, co.WriteManifest) or order.who not in self._participants.newcomers:
+            self._emit(order)
 
     def _plan_next(self, now: float) -> None:
         if self._last:
@@ -179,9 +185,9 @@ class EpochCycle:
         elif event.error is not None:
             self._watcher.fail(event.error)
         else:
-            self._written(event.epoch, event.attempt, event.size, now)
+            self._written(event.epoch, event.size, now)
 
-    def _written(self, epoch: Epoch, attempt: Attempt, size: int, now: float) -> None:
+    def _written(self, epoch: Epoch, size: int, now: float) -> None:
         orders = self._coordinator.handle(co.ManifestWritten(epoch))
         self._watcher.epoch_committed(epoch, now - self._began_at, size)
         was_last = self._ending_last

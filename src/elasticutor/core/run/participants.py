@@ -70,6 +70,8 @@ class Participants:
         self.lives: Counter[Peer] = Counter()
         """Of each participant, the life that counts."""
         self.up: set[Peer] = set()
+        self.newcomers: set[Peer] = set()
+        """Those that are up and know of no attempt yet."""
         self.hosts: set[int] = set()
         """The hosts of sources and sinks that are up."""
         self.host_names = roles.host_names
@@ -137,6 +139,7 @@ class Participants:
         if life != self.lives[who]:
             return False
         self.up.add(who)
+        self.newcomers.add(who)
         self._introductions.came(who)
         self._emit(do.Connect(who, address))
         if self.is_executor(who):
@@ -148,6 +151,7 @@ class Participants:
         lost = self.lives[who]
         self.lives[who] += 1
         self.up.discard(who)
+        self.newcomers.discard(who)
         self._introductions.left(who)
         host = None if self.is_executor(who) else self._host_of(who)
         self._emit(do.DropLife(who, lost, host if host in self.hosts else None))

@@ -81,7 +81,6 @@ class Recovery:
         self._absent: dict[Peer, float] = {}  # those being replaced, and by when they must be up
         self._homeless: set[Peer] = set()  # those of them that wait for a node
         self._paused: dict[Peer, tuple[float, int]] = {}  # when to start which life of them
-        self._newcomers = False  # whether a successor is up that knows nothing of the attempt
         self._counted = Attempt(0)  # the last attempt of which a loss was counted
         self._reason = ""
         self._since = 0.0
@@ -235,8 +234,7 @@ class Recovery:
 
     def registered(self, who: Peer, now: float) -> None:
         """Take in that a participant is up; when all are, an attempt begins."""
-        if self._absent.pop(who, None) is not None:
-            self._newcomers = True
+        self._absent.pop(who, None)
         there = self._participants
         if not there.complete:
             return
@@ -246,8 +244,7 @@ class Recovery:
                 self.assign(executor, there.cores[executor])
         if self._epochs is None or not self._epochs.started:
             self._watcher.all_up()
-        elif self._newcomers:
-            self._newcomers = False
+        elif there.newcomers:
             self._epochs.handle(co.ParticipantLost(who, self._reason), now)
 
     def recovered(self, now: float) -> tuple[str, float] | None:
