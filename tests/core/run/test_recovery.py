@@ -194,6 +194,18 @@ def test_a_newcomer_hears_nothing_of_the_attempt_before_it() -> None:
     assert {attempt for _, attempt in rig.begun()} == {2}
 
 
+def test_a_source_that_came_up_while_the_manifest_was_written_hears_of_no_commit() -> None:
+    rig = Rig().running()
+    rig.tell(ev.Tick(), after_s=2.0)
+    rig.prepare(1)
+    rig.lose(S0)
+    rig.tell(ev.Tick(), after_s=1.0)
+    rig.up(S0)  # all are up again, and the next attempt waits for the manifest
+    rig.tell(ev.EpochStored(Epoch(1), Attempt(1), 100))
+    assert {attempt for _, attempt in rig.begun()} == {2}
+    assert S0 not in {order.who for order in rig.of(co.CommitEpoch)}
+
+
 def test_the_same_loss_is_put_up_with_so_often_and_then_ends_the_run() -> None:
     rig = Rig(restarts=2).running()
     for _ in range(2):

@@ -142,29 +142,30 @@ class EpochCycle:
             self.handle(co.EpochDue(), now)
 
     def _enact(self, orders: list[co.Order], now: float) -> None:
+        begun = False
         if orders and isinstance(orders[0], co.BeginAttempt):
             self._due_at = math.inf
             self._ending_last = False
-            if self._participants.complete:
-                self._participants.newcomers.clear()
+            begun = self._participants.complete
+            if begun:
                 self._watcher.attempt_begun(orders[0].attempt)
             else:  # the manifest held a failure up; successors that come up begin another one
                 orders = [order for order in orders if not isinstance(order, co.BeginAttempt)]
         for order in orders:
             if isinstance(order, co.WriteManifest) and not self.durable:
                 # Without a checkpoint a manifest has nothing to name: the epoch is over.
-                self._written(order.epoch, order.attempt, 0, now)
-            else:
-                self._tell(order)
+                self._written(order.epoch, 0, now)
+            elif isinstance(order, co.WriteManifest | co.BeginAttempt):
+                self._emit(order)
+            elif order.who not in self._participants.newcomers:
+                # A newcomer takes part from the next attempt on.
+                self._emit(order)
+        if begun:
+            self._participants.newcomers.clear()
         if any(isinstance(order, co.StartSource) for order in orders):
             self._began_at = now
             self._watcher.sources_started()
             self._plan_next(now)
-
-    def _tell(self, order: co.Order) -> None:
-        """Emit an order, unless it is for a newcomer: that takes part from the next attempt on."""
-        if isinstance(order, co.WriteManifest) or order.who not in self._participants.newcomers:
-            self._emit(order)
 
     def _plan_next(self, now: float) -> None:
         if self._last:
