@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.measure.measurements import ExecutorSeen, SourceSeen, TopologySeen
 from elasticutor.core.measure.metrics import ExecutorMetrics
 from elasticutor.core.protocol.ids import NodeId, Peer
@@ -38,8 +38,7 @@ def measured(
     useful_s = done / service_rate
     weights = np.array(shards, dtype=float)
     rows = np.floor(weights / weights.sum() * done) if weights.any() else weights
-    return replace(
-        ExecutorMetrics.empty(len(weights)),
+    return ExecutorMetrics(
         seconds=seconds,
         core_seconds=cores * seconds,
         rows_arrived=arrived,
@@ -48,6 +47,7 @@ def measured(
         useful_s=useful_s,
         shard_rows=rows.astype(np.int64),
         shard_seconds=weights / weights.sum() * useful_s if weights.any() else weights,
+        latency=LatencyHistogram(),
         **others,
     )
 

@@ -1,12 +1,13 @@
 import math
 import pickle
 
+import numpy as np
 import pytest
 from hdrh.histogram import HdrHistogram
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elasticutor.core.measure.latency import LEAST_S, MOST_S, LatencyHistogram
+from elasticutor.core.measure.latency import BUCKETS, LEAST_S, MOST_S, LatencyHistogram
 from elasticutor.errors import BadValueError
 
 latencies_s = st.floats(LEAST_S, MOST_S)
@@ -73,38 +74,53 @@ def test_merging_into_itself_doubles() -> None:
 
 @given(st.lists(latencies_s, max_size=60))
 @settings(deadline=None)
-def test_bytes_and_pickles_carry_everything(seconds: list[float]) -> None:
+def test_copies_and_what_has_travelled_carry_everything(seconds: list[float]) -> None:
     histogram = histogram_of(seconds)
     for twin in (
-        LatencyHistogram.from_bytes(histogram.to_bytes()),
+        LatencyHistogram.of_filled(*histogram.filled()),
         pickle.loads(pickle.dumps(histogram)),  # noqa: S301  our own bytes
         histogram.copy(),
     ):
         assert twin == histogram
         assert twin.count == histogram.count
-        assert twin.to_bytes() == histogram.to_bytes()
         twin.record(0.001)
         assert twin.count == histogram.count + 1
 
 
-def test_bytes_are_small() -> None:
-    """Every task sends one per interval."""
-    histogram = histogram_of([1.001**i * 1e-4 for i in range(5000)])
-    assert len(histogram.to_bytes()) < 3000
+@pytest.mark.parametrize(
+    ("buckets", "counts"),
+    [([1, 1], [1, 1]), ([2, 1], [1, 1]), ([-1], [1]), ([BUCKETS], [1]), ([1], [0]), ([1], [])],
+)
+def test_buckets_that_cannot_be_are_refused(buckets: list[int], counts: list[int]) -> None:
+    with pytest.raises(BadValueError, match="buckets of latencies"):
+        LatencyHistogram.of_filled(np.array(buckets, np.int64), np.array(counts, np.int64))
 
 
-@pytest.mark.parametrize("encoded", [b"", b"no histogram", histogram_of([0.1, 7]).to_bytes()[:-1]])
-def test_bytes_that_are_no_histogram_are_refused(encoded: bytes) -> None:
-    with pytest.raises(BadValueError, match="encoded latencies must be a histogram"):
-        LatencyHistogram.from_bytes(encoded)
+def test_the_buckets_are_those_of_hdr_histogram() -> None:
+    hdr = HdrHistogram(1, 3_600_000_000, 2)
+    for bucket in range(2, BUCKETS):
+        least_us = hdr.get_value_from_index(bucket)
+        found, _ = histogram_of([least_us / 1e6, (least_us - 1) / 1e6]).filled()
+        assert found.tolist() == [bucket - 1, bucket]
+    assert histogram_of([MOST_S]).filled()[0].tolist() == [BUCKETS - 1]
 
 
-@pytest.mark.parametrize("buckets", [(1, 3_600_000_000, 3), (1, 1_000_000, 2), (1000, 3600000, 2)])
-def test_bytes_of_other_buckets_are_refused(buckets: tuple[int, int, int]) -> None:
-    foreign = HdrHistogram(*buckets, b64_wrap=False)
-    foreign.record_value(2000)
-    with pytest.raises(BadValueError, match="buckets of encoded latencies"):
-        LatencyHistogram.from_bytes(foreign.encode())
+@given(st.lists(st.tuples(st.floats(0, 2 * MOST_S), st.integers(0, 9)), max_size=30))
+@settings(deadline=None)
+def test_many_at_once_are_counted_as_one_by_one(recorded: list[tuple[float, int]]) -> None:
+    one_by_one, at_once = LatencyHistogram(), LatencyHistogram()
+    for latency_s, count in recorded:
+        one_by_one.record(latency_s, count)
+    at_once.record_many(
+        np.array([latency_s for latency_s, _ in recorded], np.float64),
+        np.array([count for _, count in recorded], np.int64),
+    )
+    assert at_once == one_by_one
+    with pytest.raises(BadValueError, match="latencies must be at least 0 s"):
+        at_once.record_many(np.array([math.nan]), np.array([1]))
+    with pytest.raises(BadValueError, match="counts of latencies must be at least 0"):
+        at_once.record_many(np.array([0.1]), np.array([-1]))
+    assert at_once == one_by_one
 
 
 def test_latencies_outside_the_range_count_as_its_ends() -> None:

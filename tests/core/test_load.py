@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elasticutor.core.measure.load import ShardLoads, tally
-from elasticutor.errors import BadValueError, UnknownShardError
+from elasticutor.core.measure.load import ShardLoads
+from elasticutor.errors import BadValueError
 
 SHARDS = 4
 NONE_WAITING = np.zeros(SHARDS, dtype=np.int64)
@@ -23,7 +23,7 @@ def floats(*values: float) -> npt.NDArray[np.float64]:
 
 
 def measured(loads: ShardLoads) -> npt.NDArray[np.float64]:
-    return loads.loads(NONE_WAITING, default_cost_s=1.0, horizon_s=1.0)
+    return loads.loads(NONE_WAITING, horizon_s=1.0)
 
 
 def state_of(loads: ShardLoads) -> dict[str, Any]:
@@ -31,59 +31,6 @@ def state_of(loads: ShardLoads) -> dict[str, Any]:
         name: value.tolist() if isinstance(value, np.ndarray) else value
         for name, value in vars(loads).items()
     }
-
-
-rows_of_chunks = st.lists(st.tuples(st.integers(0, SHARDS - 1), st.floats(0, 10)), max_size=30)
-
-
-@given(rows_of_chunks)
-def test_tally_of_single_rows_is_a_sum_by_shard(rows: list[tuple[int, float]]) -> None:
-    shards = ints(*(shard for shard, _ in rows))
-    counts, seconds = tally(shards, SHARDS, 1.0, floats(*(time for _, time in rows)))
-    for shard in range(SHARDS):
-        times = [time for s, time in rows if s == shard]
-        assert counts[shard] == len(times)
-        assert seconds[shard] == pytest.approx(math.fsum(times))
-
-
-@given(st.lists(st.integers(0, SHARDS - 1), min_size=1, max_size=30), st.floats(0, 100))
-def test_tally_splits_the_time_of_a_chunk_by_rows(shards: list[int], useful_s: float) -> None:
-    counts, seconds = tally(ints(*shards), SHARDS, useful_s)
-    assert counts.tolist() == [shards.count(shard) for shard in range(SHARDS)]
-    assert seconds == pytest.approx(counts * useful_s / len(shards))
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.int64])
-def test_tally_takes_shards_of_any_width(dtype: type[np.integer[Any]]) -> None:
-    counts, _ = tally(np.array([3, 0, 3], dtype=dtype), SHARDS, 1.0)
-    assert counts.tolist() == [1, 0, 0, 2]
-
-
-def test_a_chunk_without_rows_is_no_work_of_any_shard() -> None:
-    counts, seconds = tally(ints(), SHARDS, 0.5)
-    assert (counts.tolist(), seconds.tolist()) == ([0] * SHARDS, [0.0] * SHARDS)
-    counts, seconds = tally(ints(), SHARDS, 0.5, floats())
-    assert (counts.tolist(), seconds.tolist()) == ([0] * SHARDS, [0.0] * SHARDS)
-
-
-@pytest.mark.parametrize("shard", [-1, SHARDS, 10**18])
-def test_tally_refuses_unknown_shards(shard: int) -> None:
-    with pytest.raises(UnknownShardError, match="be 0 to 3"):
-        tally(ints(0, shard), SHARDS, 1.0)
-
-
-@pytest.mark.parametrize("bad", [-1e-9, math.nan, math.inf])
-def test_tally_refuses_impossible_times(bad: float) -> None:
-    with pytest.raises(BadValueError, match="useful time"):
-        tally(ints(0), SHARDS, bad)
-    with pytest.raises(BadValueError, match="time of each row"):
-        tally(ints(0, 0), SHARDS, 1.0, floats(1.0, bad))
-
-
-@pytest.mark.parametrize("times", [floats(1.0), floats(1, 1, 1), np.ones((2, 1))])
-def test_tally_refuses_other_than_one_time_per_row(times: npt.NDArray[np.float64]) -> None:
-    with pytest.raises(BadValueError, match="time of each row must be an array of 2"):
-        tally(ints(0, 0), SHARDS, 1.0, times)
 
 
 @given(
@@ -98,14 +45,14 @@ def test_steady_work_is_seen_as_it_is_from_the_first_update_on(
     loads = ShardLoads(SHARDS, half_life_s, now)
     for interval in intervals:
         elapsed, now = (now + interval) - now, now + interval
-        loads.add_totals(ints(1, 1, 1, 1), floats(*work) * elapsed)
+        loads.add(ints(1, 1, 1, 1), floats(*work) * elapsed)
         loads.update(now)
         assert measured(loads) == pytest.approx(floats(*work))
 
 
 def test_what_was_measured_counts_half_after_a_half_life() -> None:
     loads = ShardLoads(SHARDS, 2.0, 0.0)
-    loads.add_totals(ints(1, 1, 1, 1), floats(0, 100, 200, 400))
+    loads.add(ints(1, 1, 1, 1), floats(0, 100, 200, 400))
     loads.update(100.0)  # so long that the start is forgotten
     loads.update(102.0)
     assert measured(loads) == pytest.approx(floats(0, 0.5, 1, 2))
@@ -116,14 +63,14 @@ def test_what_was_measured_counts_half_after_a_half_life() -> None:
 def test_new_work_counts_half_after_a_half_life() -> None:
     loads = ShardLoads(SHARDS, 1.0, 0.0)
     loads.update(100.0)
-    loads.add(ints(2, 2), 1.0)
+    loads.add(ints(0, 0, 2, 0), floats(0, 0, 1, 0))
     loads.update(101.0)
     assert measured(loads) == pytest.approx(floats(0, 0, 0.5, 0))
 
 
 def test_work_is_not_seen_before_an_update_and_not_counted_twice() -> None:
     loads = ShardLoads(SHARDS, 1.0, 0.0)
-    loads.add(ints(0), 1.0)
+    loads.add(ints(1, 0, 0, 0), floats(1, 0, 0, 0))
     assert measured(loads).tolist() == [0.0] * SHARDS
     loads.update(1.0)
     assert measured(loads) == pytest.approx(floats(1, 0, 0, 0))
@@ -133,91 +80,71 @@ def test_work_is_not_seen_before_an_update_and_not_counted_twice() -> None:
 
 def test_work_added_before_an_update_without_time_is_kept() -> None:
     loads = ShardLoads(SHARDS, 1.0, 5.0)
-    loads.add(ints(0), 1.0)
+    loads.add(ints(1, 0, 0, 0), floats(1, 0, 0, 0))
     loads.update(5.0)
     loads.update(7.0)
     assert measured(loads) == pytest.approx(floats(0.5, 0, 0, 0))
-
-
-def test_adding_rows_and_adding_totals_are_the_same() -> None:
-    one, two = ShardLoads(SHARDS, 1.0, 0.0), ShardLoads(SHARDS, 1.0, 0.0)
-    one.add(ints(3, 0, 3), 9.0, floats(1, 2, 4))
-    two.add_totals(ints(1, 0, 0, 2), floats(2, 0, 0, 5))
-    assert state_of(one) == state_of(two)
-    one.update(1.0)
-    assert one.costs(9.0) == pytest.approx(floats(2, 7 / 3, 7 / 3, 2.5))
 
 
 def test_a_sudden_hot_key_is_seen_in_its_backlog_at_once() -> None:
     """A minute of even load; then, within one balancing interval, 500 rows of one shard."""
     loads = ShardLoads(SHARDS, half_life_s=10.0, now=0.0)
     for tick in range(1, 601):
-        loads.add(ints(0, 1, 2, 3), 0.004)
+        loads.add(ints(1, 1, 1, 1), floats(*[0.001] * SHARDS))
         loads.update(tick / 10)
     assert measured(loads) == pytest.approx(floats(0.01, 0.01, 0.01, 0.01))
 
-    seen = loads.loads(ints(0, 0, 500, 0), default_cost_s=9.0, horizon_s=0.1)
+    seen = loads.loads(ints(0, 0, 500, 0), horizon_s=0.1)
     assert seen == pytest.approx(floats(0.01, 0.01, 0.01 + 500 * 0.001 / 0.1, 0.01))
 
 
-def test_cost_per_row_is_the_shards_own_else_the_mean_else_the_default() -> None:
+def test_cost_per_row_is_the_shards_own_else_the_mean_else_nothing() -> None:
     loads = ShardLoads(SHARDS, 1.0, 0.0)
-    assert loads.costs(0.25).tolist() == [0.25] * SHARDS
-    assert loads.loads(ints(0, 4, 0, 0), 0.25, 2.0).tolist() == [0, 0.5, 0, 0]
-    loads.add_totals(ints(1, 3, 0, 0), floats(1, 1, 0, 0))
+    assert loads.costs().tolist() == loads.loads(ints(0, 4, 0, 0), 2.0).tolist() == [0.0] * SHARDS
+    loads.add(ints(1, 3, 0, 0), floats(1, 1, 0, 0))
     loads.update(1.0)
-    assert loads.costs(0.25) == pytest.approx(floats(1, 1 / 3, 0.5, 0.5))
+    assert loads.costs() == pytest.approx(floats(1, 1 / 3, 0.5, 0.5))
 
 
 def test_cost_per_row_follows_what_was_measured_lately() -> None:
     loads = ShardLoads(SHARDS, 1.0, 0.0)
-    loads.add(ints(0), 1.0)
+    loads.add(ints(1, 0, 0, 0), floats(1, 0, 0, 0))
     loads.update(1.0)
-    loads.add(ints(0), 4.0)
+    loads.add(ints(1, 0, 0, 0), floats(4, 0, 0, 0))
     loads.update(2.0)
     # The older row counts half.
-    assert loads.costs(0.0)[0] == pytest.approx((0.5 * 1 + 4) / 1.5)
+    assert loads.costs()[0] == pytest.approx((0.5 * 1 + 4) / 1.5)
 
 
-@pytest.mark.parametrize(("silence_s", "cost_s"), [(1, 0.5), (25, 0.5), (35, 0.125), (1073, 0.125)])
+@pytest.mark.parametrize(("silence_s", "cost_s"), [(1, 0.5), (25, 0.5), (35, 0.0), (1073, 0.0)])
 def test_cost_per_row_outlives_silence_and_is_forgotten_in_the_end(
     silence_s: float, cost_s: float
 ) -> None:
     """After 1073 half-lives 0.25 is the smallest float there is: not a number to divide by."""
     loads = ShardLoads(SHARDS, 1.0, 0.0)
-    loads.add(ints(0), 0.5)
+    loads.add(ints(1, 0, 0, 0), floats(0.5, 0, 0, 0))
     loads.update(1.0)
     loads.update(1.0 + silence_s)
-    assert loads.costs(0.125) == pytest.approx(floats(*[cost_s] * SHARDS))
+    assert loads.costs() == pytest.approx(floats(*[cost_s] * SHARDS))
 
 
 def test_refusals_leave_everything_as_it_was() -> None:
     loads = ShardLoads(SHARDS, 1.0, 10.0)
-    loads.add(ints(0, 1), 0.5)
+    loads.add(ints(1, 1, 0, 0), floats(0.25, 0.25, 0, 0))
     loads.update(11.0)
-    loads.add(ints(1), 0.25)
+    loads.add(ints(0, 1, 0, 0), floats(0, 0.25, 0, 0))
     before = state_of(loads)
 
     for now in (10.9, math.nan, math.inf, -math.inf):
         with pytest.raises(BadValueError, match="now"):
             loads.update(now)
-    with pytest.raises(UnknownShardError):
-        loads.add(ints(0, SHARDS), 0.5)
-    for bad in (-1.0, math.nan, math.inf):
-        with pytest.raises(BadValueError):
-            loads.add(ints(0), bad)
-        with pytest.raises(BadValueError):
-            loads.add(ints(0), 1.0, floats(bad))
-        with pytest.raises(BadValueError, match="default cost"):
-            loads.loads(NONE_WAITING, bad, 1.0)
+    for bad in (-1.0, 0.0, math.nan, math.inf):
         with pytest.raises(BadValueError, match="horizon"):
-            loads.loads(NONE_WAITING, 1.0, bad)
-    with pytest.raises(BadValueError, match="horizon"):
-        loads.loads(NONE_WAITING, 1.0, 0.0)
+            loads.loads(NONE_WAITING, bad)
     with pytest.raises(BadValueError, match="waiting rows"):
-        loads.loads(ints(0, 0, 0, -1), 1.0, 1.0)
+        loads.loads(ints(0, 0, 0, -1), 1.0)
     with pytest.raises(BadValueError, match="waiting rows"):
-        loads.loads(ints(0), 1.0, 1.0)
+        loads.loads(ints(0), 1.0)
 
     assert state_of(loads) == before
 
@@ -241,5 +168,13 @@ def test_impossible_settings_are_refused(shards: int, half_life_s: float, now: f
 def test_the_answer_is_the_callers_to_change() -> None:
     loads = ShardLoads(SHARDS, 1.0, 0.0)
     measured(loads)[:] = 7
-    loads.costs(0.5)[:] = 7
+    loads.costs()[:] = 7
     assert measured(loads).tolist() == [0.0] * SHARDS
+
+
+def test_chance_falls_with_the_rows_that_count_and_with_the_share_of_what_was_measured() -> None:
+    loads = ShardLoads(1, half_life_s=math.log(2.0) / 2, now=0.0)
+    loads.add(ints(400), floats(1))  # as many as count, all in all
+    loads.update(1.0)
+    assert loads.noise(tasks=4, total=1.0) == pytest.approx(0.1)
+    assert loads.noise(tasks=4, total=2.0) == pytest.approx(0.05)

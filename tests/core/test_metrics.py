@@ -9,10 +9,11 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.core.work_rig import done
 
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.measure.metrics import ExecutorMetrics, Meter
-from elasticutor.errors import BadValueError, UnknownShardError
+from elasticutor.errors import BadValueError
 
 SHARDS = 3
 COUNTS = ("rows_arrived", "bytes_arrived", "rows_processed", "rows_out", "bytes_in", "bytes_out")
@@ -59,6 +60,12 @@ def assert_same(one: ExecutorMetrics, two: ExecutorMetrics) -> None:
     assert one.latency == two.latency
 
 
+def nothing(shards: int = SHARDS, **changes: Any) -> ExecutorMetrics:
+    zeros = np.zeros(shards, dtype=np.int64)
+    latency = LatencyHistogram()
+    return ExecutorMetrics(shard_rows=zeros, shard_seconds=zeros * 0.0, latency=latency, **changes)
+
+
 def measured(**changes: Any) -> ExecutorMetrics:
     """Two seconds on three cores: ten rows, each taking 0.3 s, mostly of shard 0."""
     latency = LatencyHistogram()
@@ -102,19 +109,10 @@ def test_service_rate_does_not_fall_when_cores_are_blocked() -> None:
     assert blocked.utilisation == measured().utilisation / 2
 
 
-def test_shards_have_loads_of_their_own() -> None:
-    example = measured()
-    assert example.shard_loads == pytest.approx(floats(1.0, 0.5, 0.0))
-
-
-@pytest.mark.parametrize("nothing", [ExecutorMetrics.empty(SHARDS), ExecutorMetrics.empty(0)])
-def test_where_nothing_happened_rates_are_zero_or_unknown(
-    nothing: ExecutorMetrics,
-) -> None:
+def test_where_nothing_happened_rates_are_zero_or_unknown() -> None:
     rates = ("cores", "arrival_rate", "utilisation", "data_intensity")
-    assert [getattr(nothing, rate) for rate in rates] == [0.0] * 4
-    assert nothing.shard_loads.tolist() == [0.0] * nothing.shards
-    assert all(math.isnan(x) for x in (nothing.service_rate, nothing.selectivity))
+    assert [getattr(nothing(), rate) for rate in rates] == [0.0] * 4
+    assert all(math.isnan(x) for x in (nothing().service_rate, nothing().selectivity))
 
 
 def test_a_row_that_took_no_measurable_time_says_nothing_about_the_service_rate() -> None:
@@ -128,7 +126,7 @@ def test_useful_time_without_a_row_says_nothing_about_the_service_rate() -> None
 
 def test_the_shortest_interval_makes_no_infinite_load() -> None:
     brief = measured(seconds=5e-324, core_seconds=5e-324)
-    assert (brief.arrival_rate, brief.utilisation, *brief.shard_loads) == (0.0,) * 5
+    assert (brief.arrival_rate, brief.utilisation) == (0.0, 0.0)
 
 
 def test_as_dict_is_plain_json() -> None:
@@ -149,7 +147,7 @@ def test_as_dict_tells_three_percentiles_apart() -> None:
 
 
 def test_as_dict_says_none_for_what_is_unknown() -> None:
-    told = json.loads(json.dumps(ExecutorMetrics.empty(SHARDS).as_dict(), allow_nan=False))
+    told = json.loads(json.dumps(nothing().as_dict(), allow_nan=False))
     assert {name for name, number in told.items() if number is None} == {
         "service_rate",
         "selectivity",
@@ -207,36 +205,27 @@ def test_joining_successive_intervals_is_associative(
     a: ExecutorMetrics, b: ExecutorMetrics, c: ExecutorMetrics
 ) -> None:
     assert_same(a.then(b).then(c), a.then(b.then(c)))
-
-
-@given(metrics(), metrics(), metrics())
-@settings(deadline=None)
-def test_joining_tasks_is_associative_and_needs_no_order(
-    a: ExecutorMetrics, b: ExecutorMetrics, c: ExecutorMetrics
-) -> None:
-    assert_same(a.beside(b).beside(c), a.beside(b.beside(c)))
-    assert_same(a.beside(b), b.beside(a))
+    assert_same(a.then(b).then(c), a.then(b, c))
 
 
 @given(metrics(lengths_s))
 @settings(deadline=None)
 def test_empty_metrics_change_nothing(a: ExecutorMetrics) -> None:
-    empty = ExecutorMetrics.empty(SHARDS)
-    for joined in (a.then(empty), empty.then(a), a.beside(empty), empty.beside(a)):
+    for joined in (a.then(nothing()), nothing().then(a)):
         assert_same(joined, a)
 
 
 @given(metrics(), metrics())
 @settings(deadline=None)
-def test_every_count_adds_up_in_either_direction(a: ExecutorMetrics, b: ExecutorMetrics) -> None:
-    for joined in (a.then(b), a.beside(b)):
-        for name in COUNTS:
-            assert getattr(joined, name) == getattr(a, name) + getattr(b, name)
-        for name in TIMES:
-            assert getattr(joined, name) == pytest.approx(getattr(a, name) + getattr(b, name))
-        assert joined.shard_rows.tolist() == (a.shard_rows + b.shard_rows).tolist()
-        assert joined.shard_seconds == pytest.approx(a.shard_seconds + b.shard_seconds)
-        assert joined.latency.count == a.latency.count + b.latency.count
+def test_every_count_adds_up(a: ExecutorMetrics, b: ExecutorMetrics) -> None:
+    joined = a.then(b)
+    for name in COUNTS:
+        assert getattr(joined, name) == getattr(a, name) + getattr(b, name)
+    for name in TIMES:
+        assert getattr(joined, name) == pytest.approx(getattr(a, name) + getattr(b, name))
+    assert joined.shard_rows.tolist() == (a.shard_rows + b.shard_rows).tolist()
+    assert joined.shard_seconds == pytest.approx(a.shard_seconds + b.shard_seconds)
+    assert joined.latency.count == a.latency.count + b.latency.count
 
 
 def test_successive_intervals_add_time_and_keep_the_last_state() -> None:
@@ -248,45 +237,24 @@ def test_successive_intervals_add_time_and_keep_the_last_state() -> None:
     assert joined.cores == 5.0
 
 
-def test_tasks_beside_each_other_share_the_time_and_add_state_and_cores() -> None:
-    joined = measured().beside(measured(seconds=2.01, state_bytes=4))
-    assert (joined.seconds, joined.state_bytes) == (2.01, 4100)
-    assert joined.cores == pytest.approx(12 / 2.01)
-    assert joined.utilisation == 0.5
-
-
-def test_a_backlog_is_that_of_the_end_and_adds_up_over_tasks_and_executors() -> None:
+def test_a_backlog_is_that_of_the_end() -> None:
     one, two = measured(backlog_rows=7), measured(backlog_rows=5)
     assert one.then(two).backlog_rows == 5
-    assert one.then(ExecutorMetrics.empty(SHARDS)).backlog_rows == 7
-    assert one.beside(two).backlog_rows == 12
-    assert ExecutorMetrics.total([one, two, one]).backlog_rows == 19
-    assert ExecutorMetrics.empty(SHARDS).backlog_rows == 0
+    assert one.then(nothing()).backlog_rows == 7
+    assert nothing().backlog_rows == 0
     assert one.as_dict()["backlog_rows"] == 7
 
 
 def test_joining_leaves_both_sides_as_they_were() -> None:
     one, two = measured(), measured()
-    one.then(two), one.beside(two), ExecutorMetrics.total([one, two])
+    one.then(two)
     assert_same(one, measured())
     assert_same(two, measured())
 
 
 def test_measurements_of_different_shards_are_not_joined() -> None:
-    other = ExecutorMetrics.empty(SHARDS + 1)
-    for join in (measured().then, measured().beside):
-        with pytest.raises(BadValueError, match="number of shards must be 3 on both sides; got 4"):
-            join(other)
-
-
-def test_total_of_executors_has_no_shards() -> None:
-    other = replace(ExecutorMetrics.empty(256), seconds=2.0, core_seconds=2.0, state_bytes=4)
-    total = ExecutorMetrics.total([measured(), other, measured()])
-    assert total.shards == 0
-    assert (total.seconds, total.core_seconds, total.state_bytes) == (2.0, 14.0, 8196)
-    assert (total.rows_processed, total.latency.count) == (20, 20)
-    assert total.shard_loads.tolist() == []
-    assert_same(ExecutorMetrics.total([]), ExecutorMetrics.empty(0))
+    with pytest.raises(BadValueError, match="number of shards must be 3 in all of them; got 4"):
+        measured().then(measured(), nothing(SHARDS + 1))
 
 
 # The meter
@@ -295,9 +263,10 @@ def test_total_of_executors_has_no_shards() -> None:
 def test_the_meter_counts_each_thing_where_it_belongs() -> None:
     meter = Meter(SHARDS, now=100.0, cores=3)
     meter.arrived(12, 1200)
-    meter.processed(ints(0, 0, 0, 0, 0, 0, 0, 0), 2.0, bytes_in=800, bytes_out=150, rows_out=4)
-    meter.processed(ints(1, 1), 1.0, bytes_in=200, bytes_out=50, rows_out=1)
-    meter.latency(0.004, 10)
+    waits = {"waits_s": [0.004], "wait_counts": [8]}
+    meter.add_work(done([8, 0, 0], 2.0, bytes_in=800, bytes_out=150, rows_out=4, **waits))
+    waits["wait_counts"] = [2]
+    meter.add_work(done([0, 2, 0], 1.0, bytes_in=200, bytes_out=50, rows_out=1, **waits))
     meter.state_bytes(4096)
     assert_same(meter.snapshot(102.0), measured())
 
@@ -309,15 +278,6 @@ def test_a_snapshot_has_the_backlog_that_the_meter_is_told() -> None:
     assert (type(told), told) == (int, 100)
     with pytest.raises(BadValueError, match="backlog_rows must be finite and at least 0"):
         meter.snapshot(1.0, backlog_rows=-1)
-
-
-def test_rows_processed_singly_keep_their_own_time() -> None:
-    meter = Meter(SHARDS, now=0.0)
-    meter.processed(ints(2, 0, 2), 10.0, floats(1.0, 2.0, 4.0))
-    counted = meter.snapshot(1.0)
-    assert counted.shard_seconds.tolist() == [2.0, 0.0, 5.0]
-    assert counted.shard_rows.tolist() == [1, 0, 2]
-    assert (counted.rows_processed, counted.useful_s) == (3, 10.0)
 
 
 def test_cores_count_for_as_long_as_they_are_there() -> None:
@@ -332,8 +292,7 @@ def test_cores_count_for_as_long_as_they_are_there() -> None:
 def test_a_snapshot_does_not_change_when_counting_goes_on() -> None:
     meter = Meter(SHARDS, now=0.0)
     before = meter.snapshot(1.0)
-    meter.processed(ints(0), 1.0)
-    meter.latency(1.0)
+    meter.add_work(done([1, 0, 0], 1.0, waits_s=[1.0]))
     assert (before.shard_rows.tolist(), before.latency.count) == ([0, 0, 0], 0)
     after = meter.snapshot(1.0)
     assert (after.shard_rows.tolist(), after.latency.count) == ([1, 0, 0], 1)
@@ -342,11 +301,10 @@ def test_a_snapshot_does_not_change_when_counting_goes_on() -> None:
 def test_reset_counts_from_zero_and_keeps_state_size_and_cores() -> None:
     meter = Meter(SHARDS, now=0.0, cores=2)
     meter.arrived(1, 1)
-    meter.processed(ints(0), 1.0, bytes_in=1, bytes_out=1, rows_out=1)
-    meter.latency(1.0)
+    meter.add_work(done([1, 0, 0], 1.0, bytes_in=1, bytes_out=1, rows_out=1, waits_s=[1.0]))
     meter.state_bytes(7)
     meter.reset(5.0)
-    kept = replace(ExecutorMetrics.empty(SHARDS), seconds=1.0, core_seconds=2.0, state_bytes=7)
+    kept = nothing(seconds=1.0, core_seconds=2.0, state_bytes=7)
     assert_same(meter.snapshot(6.0), kept)
 
 
@@ -361,12 +319,13 @@ def test_intervals_joined_are_the_interval_measured_at_once(
     happened: list[tuple[int, float, int]], cut: int
 ) -> None:
     whole, parts = Meter(SHARDS, now=0.0, cores=2), Meter(SHARDS, now=0.0, cores=2)
-    first = ExecutorMetrics.empty(SHARDS)
+    first = nothing()
     for time, (shard, useful_s, number) in enumerate(happened, start=1):
         for meter in (whole, parts):
             meter.arrived(number, 3 * number)
-            meter.processed(ints(shard, shard), useful_s, bytes_in=number, rows_out=number)
-            meter.latency(useful_s)
+            rows = [2 * (shard == one) for one in range(SHARDS)]
+            amounts = {"bytes_in": number, "rows_out": number}
+            meter.add_work(done(rows, useful_s, waits_s=[useful_s], **amounts))
             meter.state_bytes(number)
         if time == cut:
             first = parts.snapshot(time)
@@ -378,15 +337,14 @@ def test_small_numpy_integers_do_not_overflow_the_sums() -> None:
     meter = Meter(SHARDS, now=0.0)
     for _ in range(3):
         meter.arrived(np.int8(100), np.int8(100))  # type: ignore[arg-type]
-        meter.processed(ints(0), 1.0, bytes_in=np.int8(100))  # type: ignore[arg-type]
     counted = meter.snapshot(1.0)
-    assert (counted.rows_arrived, counted.bytes_arrived, counted.bytes_in) == (300, 300, 300)
+    assert (counted.rows_arrived, counted.bytes_arrived) == (300, 300)
     json.dumps(counted.as_dict())
 
 
 def test_refusals_leave_the_meter_as_it_was() -> None:
     meter = Meter(SHARDS, now=10.0)
-    meter.processed(ints(0, 1), 0.5)
+    meter.add_work(done([1, 1, 0], 0.5))
     meter.set_cores(2, now=11.0)
     before = meter.snapshot(12.0)
 
@@ -396,19 +354,8 @@ def test_refusals_leave_the_meter_as_it_was() -> None:
                 call(bad)  # type: ignore[arg-type]
         with pytest.raises(BadValueError, match="arrived bytes"):
             meter.arrived(1, bad)  # type: ignore[arg-type]
-        with pytest.raises(BadValueError, match="useful time"):
-            meter.processed(ints(0), bad)
-        with pytest.raises(BadValueError, match="time of each row"):
-            meter.processed(ints(0), 1.0, floats(bad))
         with pytest.raises(BadValueError, match="cores"):
             meter.set_cores(bad, now=12.0)
-    for sizes in ({"bytes_in": -1}, {"bytes_out": -1}, {"rows_out": -1}):
-        with pytest.raises(BadValueError, match="be at least 0"):
-            meter.processed(ints(0), 1.0, **sizes)  # type: ignore[arg-type]
-    with pytest.raises(UnknownShardError):
-        meter.processed(ints(0, SHARDS), 1.0)
-    with pytest.raises(BadValueError, match="latency"):
-        meter.latency(-1.0)
     for past in (10.5, math.nan, math.inf):
         for back in (meter.snapshot, meter.reset, lambda now: meter.set_cores(1, now)):
             with pytest.raises(BadValueError, match="now must be finite and not before 11"):
@@ -423,8 +370,3 @@ def test_refusals_leave_the_meter_as_it_was() -> None:
 def test_impossible_meters_are_refused(shards: int, now: float, cores: float) -> None:
     with pytest.raises(BadValueError):
         Meter(shards, now, cores)
-
-
-def test_empty_metrics_of_a_negative_number_of_shards_are_refused() -> None:
-    with pytest.raises(BadValueError, match="number of shards"):
-        ExecutorMetrics.empty(-1)

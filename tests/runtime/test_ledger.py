@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.core.work_rig import done
 
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.measure.metrics import ExecutorMetrics, Meter
@@ -53,7 +54,7 @@ def source(rows: int, behind_s: float = 0.0, who: str = "clicks.0") -> say.Sourc
 def worked(rows: int) -> ExecutorMetrics:
     meter = Meter(shards=4, now=0.0)
     meter.arrived(rows, 8 * rows)
-    meter.processed(np.arange(rows) % 4, useful_s=0.1)
+    meter.add_work(done(np.bincount(np.arange(rows) % 4, minlength=4), 0.1))
     return meter.snapshot(now=0.25)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.core.work_rig import done
 from tests.transport.wire_rig import (
     CONTROL,
     as_shipped,
@@ -61,8 +62,8 @@ def prepared(note: Any) -> co.ParticipantPrepared:
 def measured(rows: int = 200, tasks: int = 2) -> say.Measured:
     meter = Meter(shards=256, now=0.0)
     meter.arrived(rows, 128 * rows)
-    meter.processed(np.arange(rows) % 256, useful_s=0.2)
-    meter.latency(0.004, rows)
+    per_shard = np.bincount(np.arange(rows) % 256, minlength=256)
+    meter.add_work(done(per_shard, 0.2, waits_s=[0.004], wait_counts=[rows]))
     seen = {
         TaskId(task): say.TaskSeen(NodeId(f"n{task}"), "active", 0.5, 128, 4711)
         for task in range(tasks)

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
+from tests.core.work_rig import done
 
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.measure.metrics import ExecutorMetrics, Meter
@@ -47,10 +48,12 @@ def histograms(draw: st.DrawFn) -> LatencyHistogram:
 
 @st.composite
 def measurements(draw: st.DrawFn) -> ExecutorMetrics:
-    meter = Meter(shards=draw(st.integers(1, 20)), now=0.0)
+    shards = draw(st.integers(1, 20))
+    meter = Meter(shards, now=0.0)
     meter.arrived(draw(st.integers(0, 10**12)), 7)
-    meter.processed(np.zeros(3, np.int64), draw(st.floats(0, 10)))
-    meter.latency(draw(st.floats(0, 10)), 3)
+    wait_s = draw(st.floats(0, 10))
+    rows = [3, *[0] * (shards - 1)]
+    meter.add_work(done(rows, draw(st.floats(0, 10)), waits_s=[wait_s], wait_counts=[3]))
     return meter.snapshot(draw(st.floats(0.1, 10)))
 
 

@@ -153,7 +153,7 @@ class RunLedger:
 
     def _add_up(self, who: Peer) -> None:
         """Add to an executor's total what has come since it was last added up."""
-        self._totals[who] = self._totals[who].then_all(self._fresh.pop(who))
+        self._totals[who] = self._totals[who].then(*self._fresh.pop(who))
 
     def staff(self, message: say.Staff) -> None:
         """Note that an executor's tasks have changed."""

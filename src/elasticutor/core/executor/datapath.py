@@ -370,12 +370,12 @@ class DataPath:
     def loads(self) -> FloatArray:
         """The load of each shard, in cores: work as of the last interval, and backlog."""
         self._count_work()
-        return self._loads.loads(self._inside, 0.0, self._config.backlog_horizon_s)
+        return self._loads.loads(self._inside, self._config.backlog_horizon_s)
 
     def steady_loads(self) -> FloatArray:
         """The same over a longer time: steadier, and later to tell of a change."""
         self._count_work()
-        return self._steady.loads(self._inside, 0.0, self._config.backlog_horizon_s)
+        return self._steady.loads(self._inside, self._config.backlog_horizon_s)
 
     def noise(self, tasks: int) -> float:
         """How far the loads of this many tasks are off by chance, as a share of the mean."""
@@ -393,7 +393,7 @@ class DataPath:
     def rest_s(self) -> FloatArray:
         """What is left to do of the tuples that are here, in seconds of work per shard."""
         self._count_work()
-        return self._inside * self._steady.costs(0.0)
+        return self._inside * self._steady.costs()
 
     def has_changed(self) -> None:
         """Restart the steady loads: the load is not what it was."""
@@ -412,8 +412,8 @@ class DataPath:
         done = self._work.take()
         if done is not None:
             self._inside -= done.rows
-            self._loads.add_totals(done.rows, done.seconds)
-            self._steady.add_totals(done.rows, done.seconds)
+            self._loads.add(done.rows, done.seconds)
+            self._steady.add(done.rows, done.seconds)
             self.meter.add_work(done)
 
 

@@ -1,27 +1,20 @@
 """Latencies as a histogram: small, mergeable, and the same in every process.
 
 Means hide what a user feels, and percentiles cannot be averaged; histograms can be added. The
-buckets are those of HdrHistogram, from one microsecond to one hour.
-
-Two significant digits, not three: a percentile is then at most 1 % too high, which is finer than
-any figure of the paper shows, and a histogram takes 26 KB rather than 184 KB. Every executor makes
-and sends one per interval, and the driver adds up all of them. So the counts are an array, and
-travel as the buckets that are not empty; the library, which takes many times as long for all of
-that, has its place where histograms are written in its format.
+buckets are those of HdrHistogram, from one microsecond to one hour, with two significant digits: a
+percentile is then at most 1 % too high, which is finer than any figure of the paper shows, and a
+histogram takes 26 KB. Every executor makes and sends one per interval, and the driver adds up all
+of them. So the counts are an array, and travel as the buckets that are not empty.
 """
 
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Callable
 from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from hdrh.codec import HdrCookieException, HdrLengthException
-from hdrh.histogram import HdrHistogram
 
 from elasticutor.errors import BadValueError
 
@@ -31,30 +24,15 @@ LEAST_S = 1e-6
 MOST_S = 3600.0
 """Longer latencies count as this."""
 
-_LEAST_US = 1
-_MOST_US = 3_600_000_000
-_DIGITS = 2
 # At two digits the first 8 bits of a value tell its bucket; 128 buckets for each further bit.
 _BUCKET_BITS = 8
 _HALF_BUCKET = 128
 _US = 1e6
 
-BUCKETS = int(HdrHistogram(_LEAST_US, _MOST_US, _DIGITS).counts_len)
-"""How many there are."""
+BUCKETS = 3287
+"""How many there are; the last one has `MOST_S`."""
 
 IntCounts: TypeAlias = npt.NDArray[np.int64]
-
-# What the decoder raises on bytes that are not a histogram.
-_UNREADABLE = (
-    zlib.error,
-    HdrCookieException,
-    HdrLengthException,
-    ArithmeticError,
-    IndexError,
-    MemoryError,
-    RuntimeError,
-    ValueError,
-)
 
 
 class LatencyHistogram:
@@ -70,12 +48,6 @@ class LatencyHistogram:
         >>> latencies.record(0.5, count=2)
         >>> latencies.count, round(latencies.percentile_s(50), 4), round(latencies.mean_s, 3)
         (100, 0.002, 0.012)
-        >>> other = LatencyHistogram.from_bytes(latencies.to_bytes())
-        >>> other.merge(latencies)
-        >>> other.count, other.percentile_s(99) == latencies.percentile_s(99)
-        (200, True)
-        >>> LatencyHistogram().mean_s
-        nan
     """
 
     __slots__ = ("_counts", "_few")
@@ -98,14 +70,7 @@ class LatencyHistogram:
         return self._counts
 
     def filled(self) -> tuple[npt.NDArray[np.intp], IntCounts]:
-        """The buckets that are not empty, in ascending order, and how many latencies are in each.
-
-        Example:
-            >>> latencies = LatencyHistogram()
-            >>> latencies.record(5e-6, count=3)
-            >>> [found.tolist() for found in latencies.filled()]
-            [[5], [3]]
-        """
+        """The buckets that are not empty, ascending, and how many latencies are in each."""
         if self._counts is None:
             assert self._few is not None  # one of the two is there
             return self._few
@@ -116,11 +81,7 @@ class LatencyHistogram:
     def of_filled(
         cls, buckets: npt.NDArray[np.integer[Any]], counts: npt.NDArray[np.integer[Any]]
     ) -> LatencyHistogram:
-        """The histogram that has these in `filled`.
-
-        Raises:
-            BadValueError: They do not ascend, or are not buckets, or counts are not above 0.
-        """
+        """The histogram that has these in `filled`; refused if there can be none."""
         where, many = buckets.astype(np.intp), counts.astype(np.int64)
         fits = len(where) == len(many)
         if fits and len(where):  # in few steps: the driver does this for every measurement
@@ -133,11 +94,7 @@ class LatencyHistogram:
         return made
 
     def record(self, seconds: float, count: int = 1) -> None:
-        """Count a latency, once or a number of times.
-
-        Raises:
-            BadValueError: If the latency is negative or NaN, or the count is negative.
-        """
+        """Count a latency, once or a number of times."""
         if not seconds >= 0.0:
             raise BadValueError("latency", "be at least 0 s", seconds)
         if count < 0:
@@ -150,11 +107,7 @@ class LatencyHistogram:
     def record_many(
         self, seconds: npt.NDArray[np.float64], counts: npt.NDArray[np.integer[Any]]
     ) -> None:
-        """Count many latencies at once, each with its number of times; much faster than one by one.
-
-        Raises:
-            BadValueError: If a latency is negative or NaN, or a count is negative.
-        """
+        """Count many latencies, each with its number of times; much faster than one by one."""
         if not (seconds >= 0.0).all():
             raise BadValueError("latencies", "be at least 0 s", seconds.min())
         if not (counts >= 0).all():
@@ -211,32 +164,6 @@ class LatencyHistogram:
         twin._counts = None if self._counts is None else self._counts.copy()
         return twin
 
-    def to_bytes(self) -> bytes:
-        """The histogram as compressed bytes, in HdrHistogram's own format (V2)."""
-        hdr = HdrHistogram(_LEAST_US, _MOST_US, _DIGITS, b64_wrap=False)
-        for bucket, count in zip(*(found.tolist() for found in self.filled()), strict=True):
-            hdr.record_value(hdr.get_value_from_index(bucket), count)
-        return bytes(hdr.encode())
-
-    @classmethod
-    def from_bytes(cls, encoded: bytes) -> LatencyHistogram:
-        """The histogram that `to_bytes` wrote.
-
-        Raises:
-            BadValueError: If the bytes are not such a histogram, or one with other buckets.
-        """
-        try:
-            hdr = HdrHistogram.decode(encoded, b64_wrap=False)
-        except _UNREADABLE as error:
-            raise BadValueError("encoded latencies", "be a histogram", str(error)) from error
-        buckets = (hdr.lowest_trackable_value, hdr.highest_trackable_value, hdr.significant_figures)
-        expected = (_LEAST_US, _MOST_US, _DIGITS)
-        if buckets != expected:
-            raise BadValueError("buckets of encoded latencies", f"be {expected}", buckets)
-        latencies = cls()
-        latencies._all[:] = np.frombuffer(hdr.counts, dtype=np.uint64)
-        return latencies
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LatencyHistogram):
             return NotImplemented
@@ -246,19 +173,12 @@ class LatencyHistogram:
     def __repr__(self) -> str:
         return f"LatencyHistogram(count={self.count}, mean_s={self.mean_s:.6g})"
 
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return unpickled, (self.to_bytes(),)
-
-
-def unpickled(encoded: bytes) -> LatencyHistogram:
-    """The histogram that was pickled; a function by name, which a strict unpickler can allow."""
-    return LatencyHistogram.from_bytes(encoded)
-
 
 @cache
 def _bucket_edges() -> npt.NDArray[np.int64]:
     """The least value of every bucket, in microseconds, and what would be that of one more."""
-    hdr = HdrHistogram(_LEAST_US, _MOST_US, _DIGITS)
-    edges = np.array([hdr.get_value_from_index(i) for i in range(BUCKETS + 1)], dtype=np.int64)
+    buckets = np.arange(BUCKETS + 1)
+    shift = np.maximum(buckets // _HALF_BUCKET - 1, 0)
+    edges = (buckets - _HALF_BUCKET * shift) << shift
     edges.setflags(write=False)
     return edges

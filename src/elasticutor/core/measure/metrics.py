@@ -1,8 +1,8 @@
 """What an elastic executor measures over an interval, for the scheduler and for the curious.
 
-A `Meter` counts; its snapshot, `ExecutorMetrics`, is a value that can be added up: over successive
-intervals (`then`), over the tasks of one executor (`beside`), and over executors (`total`). The
-paper's λ, μ, s and data intensity (section 4) are derived from the sums and never averaged.
+A `Meter` counts; its snapshots, `ExecutorMetrics`, are values that can be added up over successive
+intervals. The paper's λ, μ, s and data intensity (section 4) are derived from the sums and never
+averaged.
 
 Where nothing happened: a rate over no time, and a share of no time, is 0.0. What is measured per
 row is NaN as long as there was no row, because a service rate of zero would mean something else.
@@ -11,7 +11,7 @@ row is NaN as long as there was no row, because a service rate of zero would mea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -20,72 +20,47 @@ import numpy as np
 import numpy.typing as npt
 
 from elasticutor.core.measure.latency import LatencyHistogram
-from elasticutor.core.measure.load import SHORTEST_S, FloatArray, IntArray, require_amounts, tally
+from elasticutor.core.measure.load import SHORTEST_S, FloatArray, require_amounts
 from elasticutor.core.measure.work import WorkDone
 from elasticutor.errors import BadValueError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExecutorMetrics:
-    """What one executor, or one of its tasks, did over an interval.
+    """What one executor did over an interval.
 
     A value: the arrays are copies and cannot be written to; record nothing into the
     latencies. It survives pickling. Negative and non-finite numbers are refused.
-
-    Example:
-        >>> meter = Meter(shards=2, now=0.0, cores=2)
-        >>> meter.arrived(rows=500, size_bytes=64_000)
-        >>> meter.processed(np.array([0, 0, 0, 1]), useful_s=0.4, bytes_in=512, rows_out=2)
-        >>> metrics = meter.snapshot(now=1.0)
-        >>> metrics.arrival_rate, metrics.service_rate, metrics.utilisation, metrics.selectivity
-        (500.0, 10.0, 0.2, 0.5)
-        >>> metrics.shard_loads.round(3)
-        array([0.3, 0.1])
-        >>> metrics.then(metrics).seconds, metrics.beside(metrics).cores
-        (2.0, 4.0)
     """
 
-    seconds: float
+    seconds: float = 0.0
     """Length of the interval."""
-
-    core_seconds: float
+    core_seconds: float = 0.0
     """Cores times the seconds for which they were there."""
-
-    rows_arrived: int
+    rows_arrived: int = 0
     """Rows that the receiver took in."""
-
-    bytes_arrived: int
+    bytes_arrived: int = 0
     """Their size."""
-
-    rows_processed: int
+    rows_processed: int = 0
     """Rows that went through the operator."""
-
-    rows_out: int
+    rows_out: int = 0
     """Rows that the operator put out."""
-
-    useful_s: float
+    useful_s: float = 0.0
     """Time spent in the operator, over all cores; not the time blocked on queues or sockets."""
-
-    bytes_in: int
+    bytes_in: int = 0
     """Bytes that the tasks were given."""
-
-    bytes_out: int
+    bytes_out: int = 0
     """Bytes that the tasks put out."""
-
-    state_bytes: int
+    state_bytes: int = 0
     """Size of the state at the end of the interval (the paper's s)."""
-
-    shard_rows: npt.NDArray[np.int64]
-    """Rows processed, by shard; empty where several executors were added up."""
-
-    shard_seconds: FloatArray
-    """Useful time, by shard; as long as `shard_rows`."""
-
-    latency: LatencyHistogram
-    """Latencies of what was completed in the interval."""
-
     backlog_rows: int = 0
     """Rows that had arrived and were not processed at the end of the interval."""
+    shard_rows: npt.NDArray[np.int64]
+    """Rows processed, by shard."""
+    shard_seconds: FloatArray
+    """Useful time, by shard; as long as `shard_rows`."""
+    latency: LatencyHistogram
+    """Latencies of what was completed in the interval."""
 
     def __post_init__(self) -> None:
         for name in _AMOUNTS:
@@ -101,64 +76,33 @@ class ExecutorMetrics:
         object.__setattr__(self, "shard_rows", rows)
         object.__setattr__(self, "shard_seconds", seconds)
 
-    @classmethod
-    def empty(cls, shards: int) -> ExecutorMetrics:
-        """No time, in which nothing happened: changes nothing that it is joined to."""
-        if shards < 0:
-            raise BadValueError("number of shards", "be at least 0", shards)
-        return _joined((), seconds=0.0, state_bytes=0, backlog_rows=0, shards=shards)
+    def then(self, *later: ExecutorMetrics) -> ExecutorMetrics:
+        """This interval and the next ones of the same executor, as one.
 
-    def then(self, later: ExecutorMetrics) -> ExecutorMetrics:
-        """This interval and the next one of the same executor, as one.
-
-        The state is as large as it was in the later one, unless that has no length.
+        State and backlog are those of the last interval that has any length.
         """
-        return self.then_all((later,))
-
-    def then_all(self, later: Sequence[ExecutorMetrics]) -> ExecutorMetrics:
-        """This interval and the next ones of the same executor, as one; as `then`, but faster."""
         for part in later:
-            self._same_shards(part)
+            if part.shards != self.shards:
+                must, hint = f"be {self.shards} in all of them", "join those of one executor only"
+                raise BadValueError("number of shards", must, part.shards, hint)
         parts = (self, *later)
         last = next((part for part in reversed(parts) if part.seconds), self)
-        return _joined(
-            parts,
-            seconds=sum(part.seconds for part in parts),
+        latency = LatencyHistogram()
+        for part in parts:
+            latency.merge(part.latency)
+        sums: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _SUMS}
+        return ExecutorMetrics(
             state_bytes=last.state_bytes,
             backlog_rows=last.backlog_rows,
-            shards=self.shards,
-        )
-
-    def beside(self, other: ExecutorMetrics) -> ExecutorMetrics:
-        """Two tasks of one executor over the same interval, as one.
-
-        The intervals should be the same but for the moment it takes to ask both; the result has
-        the length of the longer. For several executors use `total`: their shards are not the same
-        shards, though they have the same numbers.
-        """
-        return _joined(
-            (self, other),
-            seconds=max(self.seconds, other.seconds),
-            state_bytes=self.state_bytes + other.state_bytes,
-            backlog_rows=self.backlog_rows + other.backlog_rows,
-            shards=self._same_shards(other),
-        )
-
-    @classmethod
-    def total(cls, executors: Iterable[ExecutorMetrics]) -> ExecutorMetrics:
-        """Several executors over the same interval, without the shards of each."""
-        parts = tuple(executors)
-        return _joined(
-            parts,
-            seconds=max((part.seconds for part in parts), default=0.0),
-            state_bytes=sum(part.state_bytes for part in parts),
-            backlog_rows=sum(part.backlog_rows for part in parts),
-            shards=0,
+            shard_rows=np.sum([part.shard_rows for part in parts], axis=0),
+            shard_seconds=np.sum([part.shard_seconds for part in parts], axis=0),
+            latency=latency,
+            **sums,
         )
 
     @property
     def shards(self) -> int:
-        """The number of shards, z; 0 where several executors were added up."""
+        """The number of shards, z."""
         return len(self.shard_rows)
 
     @property
@@ -195,13 +139,6 @@ class ExecutorMetrics:
         """Bytes per second into and out of each core (paper 4.2)."""
         return _per(self.bytes_in + self.bytes_out, self.core_seconds)
 
-    @property
-    def shard_loads(self) -> FloatArray:
-        """Work of each shard, in cores: seconds per second."""
-        if self.seconds < SHORTEST_S:
-            return np.zeros(self.shards)
-        return self.shard_seconds / self.seconds
-
     def as_dict(self) -> dict[str, float | int | None]:
         """Sums, rates and latencies as plain numbers, for JSON; None stands for NaN.
 
@@ -215,16 +152,6 @@ class ExecutorMetrics:
             numbers[f"latency_{name}_ms"] = self.latency.percentile_s(p) * 1e3
         return {name: None if math.isnan(number) else number for name, number in numbers.items()}
 
-    def _same_shards(self, other: ExecutorMetrics) -> int:
-        if other.shards != self.shards:
-            raise BadValueError(
-                "number of shards",
-                f"be {self.shards} on both sides",
-                other.shards,
-                "only measurements of one executor can be joined; add up executors with `total`",
-            )
-        return self.shards
-
     def __reduce__(self) -> tuple[Callable[[], ExecutorMetrics], tuple[()]]:
         # By way of the constructor: unpickled arrays could be written to.
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -232,54 +159,12 @@ class ExecutorMetrics:
 
 
 _NEVER_NEGATIVE = (np.dtype(np.uint16), np.dtype(np.uint32))  # nor too large for 64 bits
-_SUMS = (
-    "core_seconds",
-    "rows_arrived",
-    "bytes_arrived",
-    "rows_processed",
-    "rows_out",
-    "useful_s",
-    "bytes_in",
-    "bytes_out",
-)
-_AMOUNTS = ("seconds", "state_bytes", "backlog_rows", *_SUMS)
+_AMOUNTS = tuple(field.name for field in fields(ExecutorMetrics) if field.default == 0)
+_SUMS = tuple(name for name in _AMOUNTS if name not in ("state_bytes", "backlog_rows"))
 _DERIVED = (
-    "cores",
-    "arrival_rate",
-    "service_rate",
-    "utilisation",
-    "selectivity",
-    "data_intensity",
+    *("cores", "arrival_rate", "service_rate"),
+    *("utilisation", "selectivity", "data_intensity"),
 )
-
-
-def _joined(
-    parts: Sequence[ExecutorMetrics],
-    *,
-    seconds: float,
-    state_bytes: int,
-    backlog_rows: int,
-    shards: int,
-) -> ExecutorMetrics:
-    """The sum of the parts; without their shards if `shards` is 0."""
-    latency = LatencyHistogram()
-    shard_rows = np.zeros(shards, dtype=np.int64)
-    shard_seconds = np.zeros(shards)
-    for part in parts:
-        latency.merge(part.latency)
-        if shards:
-            shard_rows += part.shard_rows
-            shard_seconds += part.shard_seconds
-    sums: dict[str, Any] = {name: sum(getattr(part, name) for part in parts) for name in _SUMS}
-    return ExecutorMetrics(
-        seconds=seconds,
-        state_bytes=state_bytes,
-        backlog_rows=backlog_rows,
-        shard_rows=shard_rows,
-        shard_seconds=shard_seconds,
-        latency=latency,
-        **sums,
-    )
 
 
 def _per(amount: float, time_s: float) -> float:
@@ -287,24 +172,10 @@ def _per(amount: float, time_s: float) -> float:
 
 
 class Meter:
-    """Counts what happens in an executor, or in one of its tasks, until it is reset.
+    """Counts what happens in an executor, until it is reset.
 
     It has no clock: the caller says what time it is. The size of the state and the number
     of cores are kept over a reset, since they go on being what they were.
-
-    Args:
-        shards: The number of shards of the executor, z.
-        now: When measuring starts.
-        cores: The cores at that time; of a task, one. May be a fraction.
-
-    Example:
-        >>> meter = Meter(shards=256, now=0.0)
-        >>> meter.arrived(rows=100)
-        >>> meter.latency(0.005, count=100)
-        >>> meter.set_cores(3, now=1.0)
-        >>> metrics = meter.snapshot(now=2.0)
-        >>> metrics.arrival_rate, metrics.latency.count, metrics.cores
-        (50.0, 100, 2.0)
     """
 
     def __init__(self, shards: int, now: float, cores: float = 1.0) -> None:
@@ -339,35 +210,12 @@ class Meter:
         if not (0 <= rows < math.inf and 0 <= size_bytes < math.inf):
             _require_amount("arrived rows", rows)
             _require_amount("arrived bytes", size_bytes)
-        # int(), here and below: a numpy int of 32 bits would turn the sum into one.
+        # int(): a numpy int of 32 bits would turn the sum into one.
         self._rows_arrived += int(rows)
         self._bytes_arrived += int(size_bytes)
 
-    def processed(
-        self,
-        shards: IntArray,
-        useful_s: float,
-        row_seconds: FloatArray | None = None,
-        *,
-        bytes_in: int = 0,
-        bytes_out: int = 0,
-        rows_out: int = 0,
-    ) -> None:
-        """A chunk went through the operator; `shards`, times and refusals as in `tally`."""
-        if bytes_in < 0 or bytes_out < 0 or rows_out < 0:
-            got = (bytes_in, bytes_out, rows_out)
-            raise BadValueError("bytes in, bytes out and rows out", "be at least 0", got)
-        rows, seconds = tally(shards, self._shards, useful_s, row_seconds)
-        self._shard_rows += rows
-        self._shard_seconds += seconds
-        self._rows_processed += len(shards)
-        self._useful_s += float(useful_s)
-        self._bytes_in += int(bytes_in)
-        self._bytes_out += int(bytes_out)
-        self._rows_out += int(rows_out)
-
     def add_work(self, done: WorkDone) -> None:
-        """Many chunks went through the operator, and were checked and summed up."""
+        """Chunks went through the operator, and were checked and summed up."""
         self._shard_rows += done.rows
         self._shard_seconds += done.seconds
         self._rows_processed += done.count
@@ -376,10 +224,6 @@ class Meter:
         self._bytes_out += done.bytes_out
         self._rows_out += done.rows_out
         self._latency.record_many(done.waits_s, done.wait_counts)
-
-    def latency(self, seconds: float, count: int = 1) -> None:
-        """Count rows that were completed after this time; see `LatencyHistogram.record`."""
-        self._latency.record(seconds, count)
 
     def state_bytes(self, total: int) -> None:
         """The state has this size now."""

@@ -11,17 +11,9 @@ MOST_REPORTS_S: Final = 500.0
 
 
 def report_every_s(asked_s: float, senders: int) -> float:
-    """Seconds between two reports of one participant: as asked, or longer where there are many.
+    """Seconds between two reports of one participant: as asked, or longer where many send.
 
-    Args:
-        asked_s: As often as it should be for its own sake; 0: never.
-        senders: How many participants send such reports.
-
-    Example:
-        >>> [report_every_s(0.25, senders) for senders in (1, 125, 1000)]
-        [0.25, 0.25, 2.0]
-        >>> report_every_s(0.0, 1000)
-        0.0
+    0 means never.
     """
     if senders < 0:
         raise BadValueError("senders", "be at least 0", senders)
@@ -53,14 +45,6 @@ def next_gap_s(gap_s: float, idle: float) -> float:
     Args:
         gap_s: The time until now.
         idle: The share of the machine's CPU time that was idle of late.
-
-    Example:
-        Hardly any is left; then some; then much:
-
-        >>> next_gap_s(0.001, idle=0.02), next_gap_s(0.002, idle=0.1), next_gap_s(0.0011, idle=0.2)
-        (0.0012, 0.002, 0.001)
-        >>> next_gap_s(0.000_9, idle=0.1), next_gap_s(0.000_3, idle=0.2), next_gap_s(0.000_6, 0.5)
-        (0.001, 0.0003, 0.0005)
     """
     if idle < _BUSY:
         return min(MOST_GAP_S, gap_s * _STEP)

@@ -44,16 +44,6 @@ class WorkLog:
 
     Where the time of single tuples is not known, the time of a task's chunks since the last sum is
     divided evenly among their tuples.
-
-    Example:
-        >>> from elasticutor.core.executor.batch import Batch
-        >>> log = WorkLog(shards=3)
-        >>> batch = Batch(0, "u", content=None, rows=4, size=400, arrived_at=1.0)
-        >>> part = Part(batch, np.arange(4), np.array([0, 2, 2, 2], dtype=np.int32), 4)
-        >>> log.add(0, [part], 4, 0.4, None, 400, 0, 0, now=1.5)
-        >>> done = log.take()
-        >>> done.rows, done.seconds.round(2), done.waits_s
-        (array([1, 0, 3]), array([0.1, 0. , 0.3]), array([0.5]))
     """
 
     def __init__(self, shards: int) -> None:

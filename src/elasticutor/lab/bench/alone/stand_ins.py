@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.measure.metrics import Meter
+from elasticutor.core.measure.work import WorkDone
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.coordinator import (
     BeginAttempt,
@@ -284,12 +285,23 @@ class _Executor(_Participant):
         done = min(arrived, round(cores * _SERVICE_RATE * seconds))
         meter = Meter(self._shards, now - seconds, cores)
         meter.arrived(arrived, arrived * _ROW_BYTES)
-        rows = np.repeat(np.arange(self._shards), rng.multinomial(done, self._shares))
+        rows = rng.multinomial(done, self._shares)
+        ages_s = rng.lognormal(math.log(0.005), 0.7, min(done, _AGES))
         size = done * _ROW_BYTES
-        meter.processed(rows, done / _SERVICE_RATE, bytes_in=size, bytes_out=size, rows_out=done)
+        meter.add_work(
+            WorkDone(
+                rows=rows,
+                seconds=rows / _SERVICE_RATE,
+                count=done,
+                useful_s=done / _SERVICE_RATE,
+                bytes_in=size,
+                bytes_out=size,
+                rows_out=done,
+                waits_s=ages_s,
+                wait_counts=np.full(len(ages_s), max(1, done // _AGES)),
+            )
+        )
         meter.state_bytes(1 << 20)
-        for age_s in rng.lognormal(math.log(0.005), 0.7, min(done, _AGES)):
-            meter.latency(age_s, max(1, done // _AGES))
         metrics = meter.snapshot(now, backlog_rows=arrived - done)
         tasks = {
             task: say.TaskSeen(

@@ -217,14 +217,14 @@ class SimulatedLead(StoreOwner):
         if self.busy:
             return
         if len(self._heard) == len(self._hosts):
-            loads = self._loads.loads(self._inside, 0.0, self._over_s)
+            loads = self._loads.loads(self._inside, self._over_s)
             self._free_at = max(self._free_at, self._clock.now)
             self._enact(self.core.balance(loads, self._clock.now))
         self._heard.clear()
 
     def _measured(self, message: ShardsMeasured) -> None:
         self._inside += message.arrived - message.done
-        self._loads.add_totals(message.done, message.seconds)
+        self._loads.add(message.done, message.seconds)
         self._heard.add(message.executor)
         if len(self._heard) == len(self._hosts):
             self._loads.update(self._clock.now)
