@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from elasticutor.core.protocol.ids import Peer
 from elasticutor.core.scheduler.allocation import EVENLY, FULL, Allocation, Demand, Job, allocate
-from elasticutor.core.scheduler.queueing import Variation, network_sojourn_s, sojourn_s
+from elasticutor.core.scheduler.queueing import network_sojourn_s, sojourn_s
 from elasticutor.errors import BadValueError
 
 NEVER = 1e-6
@@ -49,7 +49,7 @@ def expected_s(of: Job, cores: Sequence[int]) -> float:
     """E[T] by the public formulas; it knows nothing of limits."""
     return network_sojourn_s(
         (
-            (one.arrival_rate, sojourn_s(one.arrival_rate, one.service_rate, k, one.variation))
+            (one.arrival_rate, sojourn_s(one.arrival_rate, one.service_rate, k))
             for one, k in zip(of.demands, cores, strict=True)
         ),
         of.entry_rate,
@@ -66,9 +66,6 @@ def every_way(executors: int, cores: int) -> Iterator[tuple[int, ...]]:
             yield (first, *rest)
 
 
-variations = st.none() | st.builds(Variation, st.floats(0.1, 4.0), st.floats(0.0, 4.0))
-
-
 @st.composite
 def small_jobs(draw: st.DrawFn, name: str = "job", limits: bool = False) -> Job:
     most = st.none() | st.integers(1, 4) if limits else st.none()
@@ -77,7 +74,7 @@ def small_jobs(draw: st.DrawFn, name: str = "job", limits: bool = False) -> Job:
         rate = draw(st.sampled_from([0.5, 10.0, 300.0]) | st.floats(0.5, 500.0))
         load = draw(st.just(0.0) | st.floats(0.01, 2.5))
         who = Peer(f"{name}{at}")
-        demands.append(Demand(who, load * rate, rate, draw(most), draw(variations)))
+        demands.append(Demand(who, load * rate, rate, draw(most)))
     return Job(name, tuple(demands), draw(st.floats(1.0, 100.0)), draw(st.floats(0.001, 10.0)))
 
 
@@ -122,12 +119,6 @@ class TestMeetingTheTarget:
         fast = demand("fast", 1.8, service_rate=1000.0)
         assert allocate([job(slow, fast)], 4).cores == {"slow": 2, "fast": 2}
         assert by_name(allocate([job(replace(slow, arrival_rate=0.2), fast)], 4))["fast"] == 3
-
-    def test_more_irregular_executors_get_more(self) -> None:
-        one, other = loads(1.8, 1.8)
-        irregular = replace(other, variation=Variation(1.0, 9.0))
-        assert cores_of(allocate([job(one, irregular)], 7)) == [3, 4]
-        assert allocate([job(one, irregular)], 5).cores == {"e0": 2, "e1": 3}
 
     def test_an_executor_that_nearly_fails_to_keep_up_hides_nothing_of_the_others(self) -> None:
         """E[T] starts at years; what is left of it after one core must still be exact."""

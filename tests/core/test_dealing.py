@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Mapping
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,17 @@ A, B = Peer("a"), Peer("b")
 N, M = NodeId("n"), NodeId("m")
 
 
+def in_use(
+    promised: Mapping[Peer, Mapping[NodeId, int]],
+    occupied: Mapping[Peer, Mapping[NodeId, int]],
+    shared: Collection[Peer] = (),
+) -> CoresInUse:
+    counted = CoresInUse(shared)
+    for who in {*promised, *occupied}:
+        counted.set(who, promised.get(who, {}), occupied.get(who, {}))
+    return counted
+
+
 def test_cores_are_given_up_before_anything_is_granted() -> None:
     dealing = PlanExecution({A: {N: 3}, B: {N: 1}})
     has = {A: {N: 1}, B: {N: 3}}
@@ -21,12 +33,12 @@ def test_cores_are_given_up_before_anything_is_granted() -> None:
 def test_a_core_is_granted_only_when_the_task_on_it_is_gone() -> None:
     dealing = PlanExecution({A: {N: 3}})
     promised = {A: {N: 1}, B: {N: 1}}
-    assert dealing.grant(promised, {A: {N: 1}, B: {N: 3}}, {N: 4}) == {}
-    assert dealing.grant(promised, {A: {N: 1}, B: {N: 2}}, {N: 4}) == {A: {N: 2}}
+    assert dealing.grant(promised, in_use(promised, {A: {N: 1}, B: {N: 3}}), {N: 4}) == {}
+    assert dealing.grant(promised, in_use(promised, {A: {N: 1}, B: {N: 2}}), {N: 4}) == {A: {N: 2}}
     promised[A] = {N: 2}
     assert not dealing.done
     assert dealing.waiting == (A,)
-    assert dealing.grant(promised, {A: {N: 1}, B: {N: 1}}, {N: 4}) == {A: {N: 3}}
+    assert dealing.grant(promised, in_use(promised, {A: {N: 1}, B: {N: 1}}), {N: 4}) == {A: {N: 3}}
     assert dealing.done
 
 
@@ -34,9 +46,9 @@ def test_what_is_promised_and_not_there_yet_is_not_granted_twice() -> None:
     dealing = PlanExecution({A: {N: 2}, B: {N: 2}})
     promised = {A: {N: 1}, B: {N: 1}}
     there = {A: {N: 1}, B: {N: 1}}
-    assert dealing.grant(promised, there, {N: 3}) == {A: {N: 2}}
+    assert dealing.grant(promised, in_use(promised, there), {N: 3}) == {A: {N: 2}}
     promised[A] = {N: 2}
-    assert dealing.grant(promised, there, {N: 3}) == {}
+    assert dealing.grant(promised, in_use(promised, there), {N: 3}) == {}
 
 
 def test_one_that_changes_its_only_core_for_another_gets_that_at_once() -> None:
@@ -47,21 +59,21 @@ def test_one_that_changes_its_only_core_for_another_gets_that_at_once() -> None:
 
 def test_those_who_share_keep_nobody_from_a_core_of_its_own() -> None:
     has = {A: {N: 1}, B: {N: 1}, Peer("c"): {N: 1}}
-    assert PlanExecution({A: {N: 2}}).grant(has, {}, {N: 3}) == {}
+    assert PlanExecution({A: {N: 2}}).grant(has, in_use(has, {}), {N: 3}) == {}
     shared = {B, Peer("c")}
-    assert PlanExecution({A: {N: 2}}, shared).grant(has, {}, {N: 3}) == {A: {N: 2}}
+    assert PlanExecution({A: {N: 2}}).grant(has, in_use(has, {}, shared), {N: 3}) == {A: {N: 2}}
 
 
 def test_an_executor_that_is_forgotten_gets_nothing_more() -> None:
     dealing = PlanExecution({A: {N: 2}})
     dealing.forget(A)
     assert dealing.done
-    assert dealing.grant({A: {N: 1}}, {}, {N: 8}) == {}
+    assert dealing.grant({A: {N: 1}}, in_use({A: {N: 1}}, {}), {N: 8}) == {}
 
 
 def test_cores_on_a_node_that_is_gone_are_never_granted() -> None:
     dealing = PlanExecution({A: {N: 1, M: 1}})
-    assert dealing.grant({A: {N: 1}}, {A: {N: 1}}, {N: 4}) == {}
+    assert dealing.grant({A: {N: 1}}, in_use({A: {N: 1}}, {A: {N: 1}}), {N: 4}) == {}
     assert not dealing.done
 
 
@@ -94,7 +106,7 @@ def test_every_plan_that_fits_is_carried_out_and_no_node_gives_more_than_it_has(
     promised |= dealing.give_up(promised)
     there = dict(promised)  # everybody has left
     while not dealing.done:
-        orders = dealing.grant(promised, there, nodes)
+        orders = dealing.grant(promised, in_use(promised, there), nodes)
         assert orders or dealing.done
         promised |= orders
         used: Counter[NodeId] = Counter()
@@ -110,15 +122,15 @@ def test_cores_counted_step_by_step_are_those_counted_at_once(
     steps: list[tuple[Peer, dict[NodeId, int], dict[NodeId, int]]],
 ) -> None:
     shared = {Peer("c")}
-    in_use = CoresInUse(shared)
+    counted = CoresInUse(shared)
     last: dict[Peer, tuple[dict[NodeId, int], dict[NodeId, int]]] = {}
     for who, promised, occupied in steps:
-        before = Counter(in_use.by_node)
-        freed = in_use.set(who, promised, occupied)
-        assert freed == any(in_use.by_node[node] < count for node, count in before.items())
+        before = Counter(counted.by_node)
+        freed = counted.set(who, promised, occupied)
+        assert freed == any(counted.by_node[node] < count for node, count in before.items())
         last[who] = promised, occupied
     expected: Counter[NodeId] = Counter()
     for who, (promised, occupied) in last.items():
         if who not in shared:
             expected.update(Counter(promised) | Counter(occupied))
-    assert +in_use.by_node == +expected
+    assert +counted.by_node == +expected

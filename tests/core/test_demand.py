@@ -11,7 +11,14 @@ from tests.core.scheduler_rig import SERVICE_RATE, SHARDS, executor, measured, s
 
 from elasticutor.core.measure.measurements import SourceSeen
 from elasticutor.core.protocol.ids import Peer
-from elasticutor.core.scheduler.demand import HORIZON_S, Load, job_of, loads_of, offered_rate
+from elasticutor.core.scheduler.demand import (
+    HORIZON_S,
+    Load,
+    entry_rate,
+    job_of,
+    loads_of,
+    offered_rate,
+)
 from elasticutor.errors import BadValueError
 
 E, F = Peer("e"), Peer("f")
@@ -80,7 +87,7 @@ def test_what_a_source_cannot_have_measured_is_refused_by_its_name(bad: SourceSe
 def test_tasks_of_one_source_add_up() -> None:
     seen = topology(executor("e", measured(arrived=9)), sources=[source(100.0), source(300.0)])
     assert loads_of(seen)[E].arrival_rate == pytest.approx(400.0)
-    assert job_of(seen, loads_of(seen)).entry_rate == pytest.approx(400.0)
+    assert entry_rate(seen) == pytest.approx(400.0)
 
 
 def test_rates_go_through_a_chain_by_measured_selectivities() -> None:
@@ -283,7 +290,8 @@ def test_a_job_has_the_useful_work_and_the_busy_shards_of_everybody() -> None:
     seen = topology(
         executor("e"), executor("f"), sources=[source(100.0)], target_s=0.2, name="jobs"
     )
-    job = job_of(seen, {E: load(9000.0, 2.5, shards=7), F: load(100.0, 0.0, shards=0)})
+    loads = {E: load(9000.0, 2.5, shards=7), F: load(100.0, 0.0, shards=0)}
+    job = job_of(seen, loads, entry_rate(seen))
     assert (job.name, job.target_s, job.entry_rate, job.all_at_once) == ("jobs", 0.2, 100.0, False)
     one, other = job.demands
     assert (one.executor, one.arrival_rate, one.service_rate, one.most) == ("e", 2500.0, 1000.0, 7)
@@ -292,7 +300,7 @@ def test_a_job_has_the_useful_work_and_the_busy_shards_of_everybody() -> None:
 
 def test_a_source_that_offers_all_it_has_makes_the_job_one_of_saturation() -> None:
     seen = topology(executor("e"), sources=[source(5.0), source(math.inf, rows=70)])
-    job = job_of(seen, loads_of(seen))
+    job = job_of(seen, loads_of(seen), entry_rate(seen))
     assert job.all_at_once
     assert job.entry_rate == pytest.approx(75.0)
 

@@ -241,7 +241,7 @@ class CoreScheduler:
                 phi=None if plan.phi == float("inf") else plan.phi,
             )
         shared = frozenset(plan.shared)
-        dealing = PlanExecution({named: plan.cores[named] for named in plan.changed}, shared)
+        dealing = PlanExecution({named: plan.cores[named] for named in plan.changed})
         self._carrying = _Carrying(
             dealing,
             time.monotonic() + GRANT_S,
@@ -301,7 +301,7 @@ class CoreScheduler:
             carrying.recount_at = now + _RECOUNT_S
         nodes = {node: up.cores for node, up in self._hub.nodes.items()}
         promised = self._promised(carrying.dealing.waiting)
-        self._order(carrying.dealing.grant_from(promised, carrying.in_use, nodes))
+        self._order(carrying.dealing.grant(promised, carrying.in_use, nodes))
         if carrying.dealing.done:
             self._carrying = None
 

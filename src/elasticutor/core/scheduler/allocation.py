@@ -27,7 +27,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import accumulate
 
 from elasticutor.core.protocol.ids import Peer
-from elasticutor.core.scheduler.queueing import Variation, network_sojourn_s, sojourns_s
+from elasticutor.core.scheduler.queueing import network_sojourn_s, sojourns_s
 from elasticutor.errors import BadValueError
 
 FULL = 0.99
@@ -54,17 +54,12 @@ class Demand:
     """
 
     executor: Peer
-
     arrival_rate: float
     """λ_j: tuples per second that want in."""
-
     service_rate: float
     """μ_j: tuples per second and core."""
-
     most: int | None = None
     """More cores than this cannot help, as with a lone hot shard; None: there is no such limit."""
-
-    variation: Variation | None = None
 
     def __post_init__(self) -> None:
         _require_rate(f"arrival rate of {self.executor!r}", self.arrival_rate)
@@ -79,17 +74,13 @@ class Job:
 
     name: str
     demands: tuple[Demand, ...]
-
     entry_rate: float
     """λ_0: tuples per second that enter from its sources. If it is 0 or not known then E[T] means
     nothing, and the executors get the fewest cores that keep up."""
-
     target_s: float
     """T_max: what E[T] should be at most."""
-
     all_at_once: bool = False
-    """Whether the sources offer all they have (a replay, saturation), so that E[T] means nothing.
-    """
+    """Whether sources offer all they have (a replay, saturation), so that E[T] means nothing."""
 
     def __post_init__(self) -> None:
         _require_rate(f"entry rate of {self.name!r}", self.entry_rate)
@@ -103,10 +94,8 @@ class Allocation:
 
     cores: Mapping[Peer, float]
     """Whole numbers, at least 1, or a fraction below 1 for one that shares cores."""
-
     expected_s: Mapping[str, float]
     """E[T] by job; infinite where an executor cannot keep up, or where it means nothing."""
-
     reason: Mapping[str, str]
     """By job, in words."""
 
@@ -114,8 +103,8 @@ class Allocation:
 def allocate(jobs: Sequence[Job], cores: int) -> Allocation:
     """Find how many cores each executor should have.
 
-    Not all cores need be used: those that no job needs for its target stay free. Equal arguments
-    give equal allocations; of equal executors the one whose name comes first is served first.
+    Cores that no job needs for its target stay free. Equal arguments give equal allocations; of
+    equal executors the one whose name comes first is served first.
 
     An executor that has (next to) more work than its limit of cores can do gets that limit, and
     counts as if it were 99 % busy: nothing helps it, so it should neither attract cores nor make
@@ -126,13 +115,6 @@ def allocate(jobs: Sequence[Job], cores: int) -> Allocation:
     not need for its targets, goes to the other.
 
     An executor with a fraction of a core counts as one that has a core which is so much slower.
-
-    Args:
-        jobs: All that compete for the cores.
-        cores: How many there are.
-
-    Raises:
-        BadValueError: There is no core, or two jobs or two executors have one name.
 
     Example:
         >>> first = Demand(Peer("parse"), arrival_rate=900.0, service_rate=1000.0)
@@ -211,7 +193,7 @@ class _Seat:
             service_rate *= cores
         elif self.is_full():
             self.rate = FULL * cores * service_rate
-        self.further_s = sojourns_s(self.rate, service_rate, int(cores) or 1, demand.variation)
+        self.further_s = sojourns_s(self.rate, service_rate, int(cores) or 1)
         self.sojourn_s = next(self.further_s)
 
 

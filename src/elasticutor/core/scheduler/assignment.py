@@ -91,16 +91,7 @@ def assign(
     It always succeeds if there are as many cores as wanted. Equal arguments give equal assignments,
     in whatever order they come. Where none wants another number of cores, no core is lost and the
     data-intensive are at home, nothing changes. An executor whose home is not among the nodes is
-    never held to be data-intensive.
-
-    Args:
-        holdings: The executors with what they have and want.
-        nodes: All nodes with the number of their cores.
-        phi: The φ to begin with.
-
-    Raises:
-        BadValueError: There are fewer cores than wanted, an executor wants none, two have one name,
-            or a number cannot be.
+    never held to be data-intensive. `phi` is the φ to begin with.
 
     Example:
         One core more for "hot", which is data-intensive: "cold" has to make room for it.
@@ -132,20 +123,8 @@ def assign_naively(holdings: Sequence[Holding], nodes: Mapping[NodeId, int]) -> 
     """The same numbers of cores, without regard to state and homes (naive-EC, paper 5.4).
 
     Executors that have too many cores give up the first in order of nodes; then those that have too
-    few are dealt free cores, one node after the other. No other is touched, so where all have what
-    they want nothing changes. φ is inf, since none is kept at home.
-
-    Raises:
-        BadValueError: As for `assign`.
-
-    Example:
-        Node b has a core free, but a is next.
-
-        >>> a, b = NodeId("a"), NodeId("b")
-        >>> one = Holding(Peer("one"), b, {b: 1}, 2, state_bytes=600, data_intensity=10.0)
-        >>> found = assign_naively([one], {a: 2, b: 2})
-        >>> found.cores, found.cost_bytes
-        ({'one': {'b': 1, 'a': 1}}, 300.0)
+    few are dealt free cores, one node after the other. No other is touched. φ is inf, since none
+    is kept at home.
     """
     _require_sane(holdings, nodes)
     board = _Board(holdings, nodes, math.inf)
@@ -462,36 +441,22 @@ def _require_sane(holdings: Sequence[Holding], nodes: Mapping[NodeId, int]) -> N
     for node, count in nodes.items():
         if type(count) is not int or count < 0:
             raise BadValueError(f"cores of node {node!r}", "be a whole number, at least 0", count)
-    for holding in holdings:
-        if type(holding.wanted) is not int or holding.wanted < 1:
-            raise BadValueError(
-                f"cores that {holding.executor!r} wants",
-                "be a whole number, at least 1",
-                holding.wanted,
-                "let executors that share a core take part as one",
-            )
-        if min(holding.cores.values(), default=1) < 1:
-            raise BadValueError(
-                f"cores of {holding.executor!r}", "be at least 1 on each node", dict(holding.cores)
-            )
-        if not 0 <= holding.state_bytes < math.inf:
-            raise BadValueError(
-                f"state of {holding.executor!r}", "be 0 bytes or more", holding.state_bytes
-            )
-        if not 0 <= holding.data_intensity < math.inf:
-            raise BadValueError(
-                f"data intensity of {holding.executor!r}",
-                "be finite and at least 0",
-                holding.data_intensity,
-            )
+    for one in holdings:
+        who, state, intensity = one.executor, one.state_bytes, one.data_intensity
+        if type(one.wanted) is not int or one.wanted < 1:
+            must = "be a whole number, at least 1"
+            hint = "let executors that share a core take part as one"
+            raise BadValueError(f"cores that {who!r} wants", must, one.wanted, hint)
+        if min(one.cores.values(), default=1) < 1:
+            raise BadValueError(f"cores of {who!r}", "be at least 1 on each node", dict(one.cores))
+        if not 0 <= state < math.inf:
+            raise BadValueError(f"state of {who!r}", "be 0 bytes or more", state)
+        if not 0 <= intensity < math.inf:
+            raise BadValueError(f"data intensity of {who!r}", "be finite and at least 0", intensity)
     if len({holding.executor for holding in holdings}) < len(holdings):
         twice, _ = Counter(holding.executor for holding in holdings).most_common(1)[0]
         raise BadValueError("executors", "have a name each", f"{twice!r} more than once")
     wanted, there = sum(holding.wanted for holding in holdings), sum(nodes.values())
     if wanted > there:
-        raise BadValueError(
-            "cores that executors want",
-            f"be at most the {there} that {len(nodes)} nodes have",
-            wanted,
-            "share the cores out again",
-        )
+        must = f"be at most the {there} that {len(nodes)} nodes have"
+        raise BadValueError("cores that executors want", must, wanted, "share the cores out again")

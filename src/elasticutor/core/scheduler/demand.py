@@ -55,15 +55,7 @@ class Load:
 
 
 def offered_rate(source: SourceSeen, horizon_s: float = HORIZON_S) -> float:
-    """What a source task would send per second, what it is behind with included.
-
-    Raises:
-        BadValueError: A measurement cannot be.
-
-    Example:
-        >>> offered_rate(SourceSeen("clicks", seconds=1.0, rows=250, blocked_share=0.75))
-        1000.0
-    """
+    """What a source task would send per second, what it is behind with included."""
     _require_sane(source)
     if source.rate is not None and source.rate < math.inf:
         rate = source.rate
@@ -76,13 +68,13 @@ def offered_rate(source: SourceSeen, horizon_s: float = HORIZON_S) -> float:
     return rate * (1.0 + source.behind_s / horizon_s)
 
 
-def loads_of(topology: TopologySeen, horizon_s: float = HORIZON_S) -> dict[Peer, Load]:
-    """What every executor of a topology is asked to do.
+def entry_rate(topology: TopologySeen, horizon_s: float = HORIZON_S) -> float:
+    """What all sources of a topology would send per second."""
+    return sum(offered_rate(source, horizon_s) for source in topology.sources)
 
-    Raises:
-        BadValueError: Operators feed each other in a ring, or one is fed by something unknown, or
-            a measurement of a source cannot be.
-    """
+
+def loads_of(topology: TopologySeen, horizon_s: float = HORIZON_S) -> dict[Peer, Load]:
+    """What every executor of a topology is asked to do."""
     operators: dict[str, list[ExecutorSeen]] = {}
     for executor in topology.executors:
         operators.setdefault(executor.operator, []).append(executor)
@@ -107,16 +99,8 @@ def loads_of(topology: TopologySeen, horizon_s: float = HORIZON_S) -> dict[Peer,
     return loads
 
 
-def job_of(
-    topology: TopologySeen, loads: Mapping[Peer, Load], entry_rate: float | None = None
-) -> Job:
-    """The topology as the allocation sees it.
-
-    Args:
-        topology: What was measured.
-        loads: What its executors are asked to do.
-        entry_rate: What its sources send; what they would send now, unless given.
-    """
+def job_of(topology: TopologySeen, loads: Mapping[Peer, Load], entering: float) -> Job:
+    """The topology as the allocation sees it, with what enters from its sources per second."""
     demands = []
     for executor in topology.executors:
         if executor.fixed:
@@ -126,10 +110,8 @@ def job_of(
         if load.useful_work and load.service_rate > 0:  # NaN while nothing was measured
             rate, service_rate = load.useful_work * load.service_rate, load.service_rate
         demands.append(Demand(executor.name, rate, service_rate, most=max(1, load.shards)))
-    if entry_rate is None:
-        entry_rate = sum(map(offered_rate, topology.sources))
     at_once = any(source.rate == math.inf for source in topology.sources)
-    return Job(topology.name, tuple(demands), entry_rate, topology.target_s, at_once)
+    return Job(topology.name, tuple(demands), entering, topology.target_s, at_once)
 
 
 def _coming(

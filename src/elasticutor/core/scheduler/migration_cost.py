@@ -15,23 +15,12 @@ def allocation_cost_bytes(state_bytes: int, total: int, there: int) -> float:
     """C⁺: what moves when an executor gets one core more, on a node where it has some or none.
 
     One without cores has its state nowhere yet: nothing moves.
-
-    Example:
-        Of 600 bytes on two cores elsewhere, a third goes to the new core.
-
-        >>> allocation_cost_bytes(600, 2, 0), allocation_cost_bytes(600, 2, 2)
-        (200.0, 0.0)
     """
     return state_bytes * (total - there) / (total * (total + 1)) if total else 0.0
 
 
 def deallocation_cost_bytes(state_bytes: int, total: int, there: int) -> float:
-    """C⁻: what moves when an executor with two cores or more loses one of those on a node.
-
-    Example:
-        >>> deallocation_cost_bytes(600, 3, 1), deallocation_cost_bytes(600, 3, 3)
-        (200.0, 0.0)
-    """
+    """C⁻: what moves when an executor with two cores or more loses one of those on a node."""
     return state_bytes * (total - there) / (total * (total - 1))
 
 
@@ -41,13 +30,6 @@ def migration_cost_bytes(
     """C(X|X̃) of one executor: the state that its nodes have now, beyond what they shall have.
 
     An executor without cores has its state nowhere, so giving it some moves nothing.
-
-    Example:
-        The share of node a falls from all to two thirds.
-
-        >>> a, b = NodeId("a"), NodeId("b")
-        >>> migration_cost_bytes({a: 2}, {a: 2, b: 1}, 600)
-        200.0
     """
     before, after = sum(old.values()), sum(new.values())
     if not before or not after:

@@ -37,17 +37,6 @@ def place(
         first: The node to begin with, by number; so that several runs do not all begin alike.
         share: Whether to make do with fewer cores than wanted: each gets one, on its own
             node if there are not even that many, and shares it with others there.
-
-    Raises:
-        BadValueError: There are fewer cores than wanted, or no nodes at all, an executor wants
-            none, or two have one name.
-
-    Example:
-        >>> place(  # doctest: +NORMALIZE_WHITESPACE
-        ...     [(Peer("a"), 1), (Peer("b"), 2)], {NodeId("n0"): 2, NodeId("n1"): 1}
-        ... )
-        {'a': Placement(node='n0', cores={'n0': 1}),
-         'b': Placement(node='n1', cores={'n1': 1, 'n0': 1})}
     """
     _require_executors(executors)
     if executors and not free:
@@ -91,23 +80,14 @@ def rehouse(
 ) -> Placement | None:
     """Where to start an executor again whose main process was lost.
 
+    The same place, without cores of nodes that are gone, if any of it is left; otherwise
+    another one, shared if need be. None while there is no node at all.
+
     Args:
         placed: Where it was, and the cores that it should have.
         wanted: How many it should have in all, if those are gone.
         free: The free cores of every node that is there, its own ones among them.
         who: The executor.
-
-    Returns:
-        The same place, without cores of nodes that are gone, if any of it is left; otherwise
-        another one, shared if need be. None while there is no node at all.
-
-    Example:
-        >>> home, other = NodeId("n0"), NodeId("n1")
-        >>> rehouse(Placement(home, {home: 1, other: 1}), 2, {home: 1}, Peer("counts.0"))
-        Placement(node='n0', cores={'n0': 1})
-        >>> rehouse(Placement(home, {home: 2}), 2, {other: 1}, Peer("counts.0"))
-        Placement(node='n1', cores={'n1': 1})
-        >>> rehouse(Placement(home, {home: 2}), 2, {}, Peer("counts.0"))
     """
     if not free:
         return None
@@ -125,13 +105,6 @@ def make_up(placed: Placement, wanted: int, free: Mapping[NodeId, int]) -> dict[
         placed: Where it is, and the cores that it should have.
         wanted: How many it should have in all.
         free: The free cores of every node that is there, its own ones not among them.
-
-    Example:
-        >>> home, other = NodeId("n0"), NodeId("n1")
-        >>> make_up(Placement(home, {home: 1, NodeId("gone"): 2}), 3, {home: 0, other: 5})
-        {'n0': 1, 'n1': 2}
-        >>> make_up(Placement(home, {}), 3, {home: 0, other: 0})  # shared: none goes without
-        {'n0': 1}
     """
     cores = Counter({node: n for node, n in placed.cores.items() if node in free and n})
     left = Counter({node: max(0, n) for node, n in free.items()})

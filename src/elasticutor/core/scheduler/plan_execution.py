@@ -21,21 +21,11 @@ GRANT_S = 10.0
 class CoresInUse:
     """Counts the cores that executors use on every node, executor by executor.
 
-    A core is in use from when it is promised until the task on it is gone. Who changes is counted
-    again, and no other: a cluster has many executors, and tasks come and go all the time.
+    A core is in use from when it is promised until the task on it is gone. Only an executor that
+    changes is counted again: a cluster has many, and tasks come and go all the time.
 
     Args:
         shared: Executors that have only a part of a core, and so keep no other from one.
-
-    Example:
-        >>> a, n = Peer("a"), NodeId("n")
-        >>> in_use = CoresInUse()
-        >>> in_use.set(a, promised={n: 1}, occupied={n: 2})
-        False
-        >>> dict(in_use.by_node)
-        {'n': 2}
-        >>> in_use.set(a, promised={n: 1}, occupied={n: 1})  # a task is gone
-        True
     """
 
     def __init__(self, shared: Collection[Peer] = frozenset()) -> None:
@@ -61,33 +51,9 @@ class CoresInUse:
 
 
 class PlanExecution:
-    """A plan on its way.
+    """A plan on its way: the cores that some executors should have in the end."""
 
-    Args:
-        targets: The cores that some executors should have in the end.
-        shared: Executors that share cores with others: they keep no other from a core of its own.
-
-    Example:
-        Both have a core on the only node, which has two; one is to have both.
-
-        >>> a, b, n = Peer("a"), Peer("b"), NodeId("n")
-        >>> dealing = PlanExecution({a: {n: 2}, b: {n: 1}})
-        >>> has = {a: {n: 1}, b: {n: 2}}
-        >>> dealing.give_up(has)
-        {'b': {'n': 1}}
-        >>> has[b] = {n: 1}
-        >>> dealing.grant(has, {a: {n: 1}, b: {n: 2}}, {n: 3})  # b's task has yet to leave
-        {}
-        >>> dealing.grant(has, {a: {n: 1}, b: {n: 1}}, {n: 3})
-        {'a': {'n': 2}}
-        >>> dealing.done
-        True
-    """
-
-    def __init__(
-        self, targets: Mapping[Peer, Cores], shared: Collection[Peer] = frozenset()
-    ) -> None:
-        self._shared = frozenset(shared)
+    def __init__(self, targets: Mapping[Peer, Cores]) -> None:
         self._left = {
             who: {node: count for node, count in cores.items() if count}
             for who, cores in targets.items()
@@ -125,27 +91,9 @@ class PlanExecution:
         return orders
 
     def grant(
-        self,
-        promised: Mapping[Peer, Cores],
-        occupied: Mapping[Peer, Cores],
-        nodes: Mapping[NodeId, int],
-    ) -> dict[Peer, dict[NodeId, int]]:
-        """Any later step: who is to have more cores from now on, and which.
-
-        Args:
-            promised: The cores that every executor was ordered to have.
-            occupied: On which nodes it has tasks, those included that are about to leave.
-            nodes: The cores of every node.
-        """
-        in_use = CoresInUse(self._shared)
-        for who in {*promised, *occupied}:
-            in_use.set(who, promised.get(who, {}), occupied.get(who, {}))
-        return self.grant_from(promised, in_use, nodes)
-
-    def grant_from(
         self, promised: Mapping[Peer, Cores], in_use: CoresInUse, nodes: Mapping[NodeId, int]
     ) -> dict[Peer, dict[NodeId, int]]:
-        """The same, where a count of the cores in use is kept from step to step.
+        """Any later step: who is to have more cores from now on, and which.
 
         Args:
             promised: The cores that every executor of `waiting` was ordered to have.

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from elasticutor.core.measure.measurements import ExecutorSeen, TopologySeen
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.core.scheduler.allocation import FULL, Allocation, Demand, Job, allocate
+from elasticutor.core.scheduler.allocation import FULL, Allocation, Job, allocate
 from elasticutor.core.scheduler.assignment import Assignment, Holding, assign, assign_naively
 from elasticutor.core.scheduler.config import SchedulerConfig
 from elasticutor.core.scheduler.demand import Load, job_of
@@ -115,18 +115,10 @@ class Proposal:
 
     def with_reserve(self) -> Allocation:
         """How many cores each executor would need with the reserve on top."""
-        more = 1 + self._config.reserve
-        jobs = [
-            replace(
-                job,
-                entry_rate=job.entry_rate * more,
-                demands=tuple(
-                    Demand(one.executor, one.arrival_rate * more, one.service_rate, one.most)
-                    for one in job.demands
-                ),
-            )
-            for job in self._jobs
-        ]
+        more, jobs = 1 + self._config.reserve, []
+        for job in self._jobs:
+            demands = (replace(one, arrival_rate=one.arrival_rate * more) for one in job.demands)
+            jobs.append(replace(job, entry_rate=job.entry_rate * more, demands=tuple(demands)))
         return allocate(jobs, self.cluster.total)
 
     @cached_property
@@ -221,7 +213,7 @@ def _expected_s(job: Job, have: Mapping[Peer, int], work: Mapping[Peer, float]) 
         if demand.most is not None and cores >= demand.most:
             cores = demand.most
             rate = min(rate, FULL * cores * demand.service_rate)  # as `allocate` sees it
-        sojourn = sojourn_s(rate, demand.service_rate, cores, demand.variation)
+        sojourn = sojourn_s(rate, demand.service_rate, cores)
         stations.append((demand.arrival_rate, sojourn))
     return network_sojourn_s(stations, job.entry_rate)
 

@@ -29,7 +29,7 @@ from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.allocation import FULL
 from elasticutor.core.scheduler.assignment import Assignment
 from elasticutor.core.scheduler.config import SchedulerConfig
-from elasticutor.core.scheduler.demand import Load, loads_of, offered_rate
+from elasticutor.core.scheduler.demand import Load, entry_rate, loads_of
 from elasticutor.core.scheduler.proposal import CoresHeld, Proposal
 
 __all__ = ["LOOK_S", "CorePlan", "Scheduler", "SchedulerConfig"]
@@ -91,9 +91,6 @@ class Scheduler:
             now: The time, never before that of an earlier call.
             nodes: The nodes that are there, and how many cores each has in all.
             topologies: All that run on them.
-
-        Raises:
-            BadValueError: There are no cores, or a measurement cannot be.
         """
         config = self.config
         cluster = CoresHeld.seen(nodes, topologies)
@@ -103,8 +100,7 @@ class Scheduler:
         entry_rates: dict[str, float] = {}
         for topology in topologies:
             loads |= loads_of(topology, config.horizon_s)
-            offered = (offered_rate(source, config.horizon_s) for source in topology.sources)
-            entry_rates[topology.name] = sum(offered)
+            entry_rates[topology.name] = entry_rate(topology, config.horizon_s)
         proposal = Proposal(cluster, topologies, loads, entry_rates, config)
         settled = now - self._planned_at >= config.settle_s
         self._note_backlogs(now, loads)

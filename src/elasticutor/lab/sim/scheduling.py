@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from elasticutor.core.measure.measurements import ExecutorSeen, TopologySeen
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol.ids import NodeId, Peer
-from elasticutor.core.scheduler.plan_execution import GRANT_S, PlanExecution
+from elasticutor.core.scheduler.plan_execution import GRANT_S, CoresInUse, PlanExecution
 from elasticutor.core.scheduler.scheduler import LOOK_S, CorePlan, Scheduler
 from elasticutor.lab.sim.model.elastic import ElasticHost
 from elasticutor.lab.sim.model.machines import HEADER_BYTES
@@ -54,6 +54,7 @@ class SimulatedScheduling:
         self._target_s = target_s
         self._room = dict.fromkeys(world.machines.names, world.machines.cores)
         self._execution = PlanExecution({})
+        self._shared: frozenset[Peer] = frozenset()
         self._until = 0.0
         self._over = False
         self._look_s = min(LOOK_S, scheduler.config.interval_s)
@@ -99,17 +100,18 @@ class SimulatedScheduling:
 
     def _begin(self, plan: CorePlan) -> None:
         self._until = self._world.clock.now + GRANT_S
-        self._execution = PlanExecution(
-            {name: plan.cores[name] for name in plan.changed}, plan.shared
-        )
+        self._execution = PlanExecution({name: plan.cores[name] for name in plan.changed})
+        self._shared = plan.shared
         self._order(self._execution.give_up(self.cores))
         self._go_on()
 
     def _go_on(self) -> None:
         """Grant what has become free."""
         if not self._execution.done:
-            occupied = {name: host.occupied for name, host in self._hosts.items()}
-            self._order(self._execution.grant(self.cores, occupied, self._room))
+            in_use = CoresInUse(self._shared)
+            for name, host in self._hosts.items():
+                in_use.set(name, self.cores[name], host.occupied)
+            self._order(self._execution.grant(self.cores, in_use, self._room))
 
     def _order(self, orders: Mapping[Peer, dict[NodeId, int]]) -> None:
         for name, cores in orders.items():
