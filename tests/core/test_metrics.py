@@ -62,8 +62,9 @@ def assert_same(one: ExecutorMetrics, two: ExecutorMetrics) -> None:
 
 def nothing(shards: int = SHARDS, **changes: Any) -> ExecutorMetrics:
     zeros = np.zeros(shards, dtype=np.int64)
-    latency = LatencyHistogram()
-    return ExecutorMetrics(shard_rows=zeros, shard_seconds=zeros * 0.0, latency=latency, **changes)
+    return ExecutorMetrics(
+        shard_rows=zeros, shard_seconds=np.zeros(shards), latency=LatencyHistogram(), **changes
+    )
 
 
 def measured(**changes: Any) -> ExecutorMetrics:
@@ -263,7 +264,7 @@ def test_measurements_of_different_shards_are_not_joined() -> None:
 def test_the_meter_counts_each_thing_where_it_belongs() -> None:
     meter = Meter(SHARDS, now=100.0, cores=3)
     meter.arrived(12, 1200)
-    waits = {"waits_s": [0.004], "wait_counts": [8]}
+    waits: dict[str, Any] = {"waits_s": [0.004], "wait_counts": [8]}
     meter.add_work(done([8, 0, 0], 2.0, bytes_in=800, bytes_out=150, rows_out=4, **waits))
     waits["wait_counts"] = [2]
     meter.add_work(done([0, 2, 0], 1.0, bytes_in=200, bytes_out=50, rows_out=1, **waits))
@@ -324,8 +325,8 @@ def test_intervals_joined_are_the_interval_measured_at_once(
         for meter in (whole, parts):
             meter.arrived(number, 3 * number)
             rows = [2 * (shard == one) for one in range(SHARDS)]
-            amounts = {"bytes_in": number, "rows_out": number}
-            meter.add_work(done(rows, useful_s, waits_s=[useful_s], **amounts))
+            work = done(rows, useful_s, waits_s=[useful_s], bytes_in=number, rows_out=number)
+            meter.add_work(work)
             meter.state_bytes(number)
         if time == cut:
             first = parts.snapshot(time)

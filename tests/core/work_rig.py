@@ -23,7 +23,7 @@ def done(
     """So many rows of each shard, which share the time unless it is given; and their waits."""
     per_shard = np.asarray(rows, dtype=np.int64)
     count = int(per_shard.sum())
-    shared = per_shard * (useful_s / max(1, count))
+    shared = (per_shard * (useful_s / max(1, count))).astype(np.float64)
     return WorkDone(
         rows=per_shard,
         seconds=shared if seconds is None else np.array(seconds),

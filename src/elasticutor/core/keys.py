@@ -65,9 +65,6 @@ def key_hashes(*columns: pa.Array | pa.ChunkedArray) -> Hashes:
     The order of the columns matters. A struct column hashes like its fields given as columns, and
     a struct of one field like that field; a struct that is null is a null, not a struct of nulls.
 
-    Args:
-        *columns: The columns of the key, of equal length; null, sliced and chunked as they come.
-
     Raises:
         BadValueError: There is no column, one is no Arrow array, or they differ in length.
         UnsupportedKeyError: A column is of a type that cannot be a key: lists, maps, unions,
@@ -98,13 +95,6 @@ def key_hashes(*columns: pa.Array | pa.ChunkedArray) -> Hashes:
 def executors_of(hashes: Hashes, executors: int) -> npt.NDArray[np.int32]:
     """The static tier: which of the y executors each key belongs to, `hash(key) mod y`.
 
-    Args:
-        hashes: What `key_hashes` returned.
-        executors: How many executors the operator has (the paper's y).
-
-    Raises:
-        BadValueError: Executors below 1 or beyond `int32`, or hashes that are not `uint64`.
-
     Example:
         >>> executors_of(key_hashes(pa.array(["Oslo", "Rome", "Bern"])), 32)
         array([ 0, 10, 10], dtype=int32)
@@ -119,13 +109,6 @@ def shards_of(hashes: Hashes, shards: int) -> npt.NDArray[np.int32]:
     `hash'` mixes the key's hash once more under a seed of its own, so that the shard says nothing
     about the executor. The paper's prototype uses one hash for both tiers: there, all keys of one
     of y = 32 executors agree modulo 32, and only 8 of its z = 256 shards ever see a key.
-
-    Args:
-        hashes: What `key_hashes` returned.
-        shards: How many shards each executor has (the paper's z).
-
-    Raises:
-        BadValueError: Shards below 1 or beyond `int32`, or hashes that are not `uint64`.
 
     Example:
         >>> shards_of(key_hashes(pa.array(["Oslo", "Rome", "Bern"])), 256)
@@ -146,13 +129,6 @@ def key_hasher(*kinds: pa.DataType) -> KeyHasher | None:
 
     Returns:
         None if a column is of a type whose values only columns tell apart.
-
-    Example:
-        >>> hashed = key_hasher(pa.string(), pa.int32())
-        >>> hashed(("Oslo", 1)) == key_hashes(pa.array(["Oslo"]), pa.array([1])).tolist()[0]
-        True
-        >>> key_hasher(pa.float64()) is None
-        True
     """
     hashers = [_value_hasher(kind) for kind in kinds]
     if not hashers or None in hashers:
@@ -188,13 +164,7 @@ def _value_hasher(kind: pa.DataType) -> Callable[[Any], int] | None:
 
 
 def shard_hasher(shards: int) -> Callable[[Iterable[int]], list[int]]:
-    """A function from few hashes to the shard of each; as `shards_of` does for arrays.
-
-    Example:
-        >>> hashes = key_hashes(pa.array(["Oslo", "Rome", "Bern"]))
-        >>> shard_hasher(256)(hashes.tolist()) == shards_of(hashes, 256).tolist()
-        True
-    """
+    """A function from few hashes to the shard of each; as `shards_of` does for arrays."""
     if not 1 <= shards <= _MOST:
         raise BadValueError("number of shards", f"be 1 to {_MOST}", shards)
     seed = int(_seed("shard"))

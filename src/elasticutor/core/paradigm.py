@@ -14,14 +14,7 @@ PARADIGMS: tuple[ParadigmName, ...] = get_args(ParadigmName)
 
 
 class Paradigm(StrEnum):
-    """How a run balances load, and what its executors are.
-
-    Example:
-        >>> [paradigm.value for paradigm in Paradigm if paradigm.is_scheduled]
-        ['elastic', 'naive']
-        >>> Paradigm.named("rc").holds_tables_upstream
-        True
-    """
+    """How a run balances load, and what its executors are."""
 
     ELASTIC = "elastic"
     STATIC = "static"
@@ -33,11 +26,7 @@ class Paradigm(StrEnum):
 
     @classmethod
     def named(cls, name: str) -> Paradigm:
-        """The paradigm of this name.
-
-        Raises:
-            BadValueError: There is none.
-        """
+        """The paradigm of this name."""
         if name not in PARADIGMS:
             raise BadValueError("paradigm", f"be one of {list(PARADIGMS)}", name)
         return cls(name)

@@ -61,24 +61,16 @@ class ShardReassignmentPlan:
 
     moves: tuple[ShardReassignment, ...]
     """In rising order of shards, each at most once: every move is a pause of its shard."""
-
     imbalance_before: float
     """δ of all tasks as they are, those leaving included; unplaced shards count nowhere."""
-
     imbalance_after: float
     """δ of the staying tasks when all moves are done."""
-
     hot: tuple[ShardId, ...]
     """Shards that fill a core by themselves, hottest first: no further core can help them."""
 
 
 def imbalance(task_loads: npt.ArrayLike) -> float:
-    """The paper's δ: load of the most loaded task / mean load of the tasks; 1 if there is no load.
-
-    Example:
-        >>> imbalance([3.0, 1.0, 2.0])
-        1.5
-    """
+    """The paper's δ: the largest load of a task / the mean of all; 1 if there is no load."""
     loads: list[float] = np.asarray(task_loads, dtype=np.float64).tolist()
     total = _sum_of("task loads", loads)
     return max(1.0, max(loads) / total * len(loads)) if total > 0 else 1.0

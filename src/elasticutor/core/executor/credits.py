@@ -27,14 +27,7 @@ class _Intake:
 
 
 class InputCredits:
-    """What each upstream may still send to this executor.
-
-    Example:
-        >>> credits = InputCredits([Peer("u")], first=100)
-        >>> credits.spend(Peer("u"), 150)
-        >>> credits.finish(Peer("u"), 150, Attempt(1), limit=100)
-        GrantCredit(upstream='u', attempt=1, total=250)
-    """
+    """What each upstream may still send to this executor."""
 
     def __init__(self, upstreams: Iterable[Peer], *, first: int) -> None:
         self._intakes = {upstream: _Intake(granted=first) for upstream in upstreams}

@@ -11,6 +11,7 @@ prepared, and the coordinator commits it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from elasticutor.core.executor.datapath import DataPath
 from elasticutor.core.executor.epochs import Epochs
@@ -22,22 +23,15 @@ from elasticutor.core.protocol.ids import NodeId, ShardId
 from elasticutor.errors import OutOfOrderError
 
 
+@dataclass(slots=True, eq=False)
 class EpochEnd:
     """Ends the epochs of one executor, while it runs."""
 
-    def __init__(
-        self,
-        epochs: Epochs,
-        data: DataPath,
-        moves: Reassigner,
-        task_set: TaskSet,
-        emit: Callable[[do.Instruction], None],
-    ) -> None:
-        self._epochs = epochs
-        self._data = data
-        self._moves = moves
-        self._task_set = task_set
-        self._emit = emit
+    _epochs: Epochs
+    _data: DataPath
+    _moves: Reassigner
+    _task_set: TaskSet
+    _emit: Callable[[do.Instruction], None]
 
     def mark(self, event: ev.MarkerArrived, now: float) -> None:
         """Take note that an upstream has sent all of its tuples of the open epoch."""

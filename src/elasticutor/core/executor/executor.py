@@ -26,12 +26,7 @@ from elasticutor.core.measure.metrics import ExecutorMetrics
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import NodeId, Peer, ShardId, TaskId
-from elasticutor.errors import (
-    BadValueError,
-    OutOfOrderError,
-    ProtocolError,
-    UnknownTaskError,
-)
+from elasticutor.errors import BadValueError, OutOfOrderError, ProtocolError, UnknownTaskError
 
 
 class Phase(Enum):
@@ -72,24 +67,17 @@ class ElasticExecutor:
         receiver, meter = self._data.receiver, self._data.meter
         self._task_set = TaskSet(self.tasks, self.epochs, receiver, meter, self._emit)
         self._rollback = Rollback(self._task_set.stores, self._emit)
-        self._epoch_end = EpochEnd(self.epochs, self._data, self._moves, self._task_set, self._emit)
-        self._rebalancer = Rebalancer(
-            config,
-            self._data,
-            self._moves,
-            self._task_set,
-            self.epochs,
-            self._emit,
-            self._after_moves,
-        )
+        parts = (self._data, self._moves, self._task_set)
+        self._epoch_end = EpochEnd(self.epochs, *parts, self._emit)
+        self._rebalancer = Rebalancer(config, *parts, self.epochs, self._emit, self._after_moves)
         self._now = now
 
     def handle(self, event: ev.Event, now: float) -> list[do.Instruction]:
         """Return the instructions that an event leads to, in order.
 
         Raises:
-            ProtocolError: The event is not allowed here: a `StaleAttemptError` is late, from an
-                attempt or a move that was given up (drop it); others are mistakes.
+            ProtocolError: The event is not allowed here. A `StaleAttemptError` is late, from an
+                attempt or a move that was given up: drop it. Others are mistakes.
             BadValueError: It carries a value that cannot be.
         """
         handler = _HANDLERS.get(type(event))
@@ -127,8 +115,8 @@ class ElasticExecutor:
     @property
     def inside_rows(self) -> int:
         """How many tuples of the open epoch have arrived and are not processed."""
-        flying = sum(flight.rows for task in self.tasks.values() for flight in task.flights)
-        return self.waiting + flying
+        flights = (flight for task in self.tasks.values() for flight in task.flights)
+        return self.waiting + sum(flight.rows for flight in flights)
 
     def starving(self) -> list[TaskId]:
         """Tasks with room for work that waits for them: none, whenever an event is handled."""

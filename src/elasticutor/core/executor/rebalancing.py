@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from elasticutor.core.executor.balancing import plan_reassignments
 from elasticutor.core.executor.config import ExecutorConfig
@@ -26,37 +27,20 @@ _LEAST_UNEVEN = 0.02
 """And one that is behind by a smaller share: what is left is an estimate."""
 
 
+@dataclass(slots=True, eq=False)
 class Rebalancer:
-    """Decides when shards change their task, while the executor runs.
+    """Decides when shards change their task, while the executor runs."""
 
-    Args:
-        config: Of the executor.
-        data: Measures the load.
-        moves: Carries moves out.
-        task_set: Where shards can go.
-        epochs: What the state of an unplaced shard is restored from.
-        emit: Takes reports.
-        after_moves: Called with the time when moves may have started.
-    """
-
-    def __init__(
-        self,
-        config: ExecutorConfig,
-        data: DataPath,
-        moves: Reassigner,
-        task_set: TaskSet,
-        epochs: Epochs,
-        emit: Callable[[Instruction], None],
-        after_moves: Callable[[float], None],
-    ) -> None:
-        self._config = config
-        self._data = data
-        self._moves = moves
-        self._task_set = task_set
-        self._epochs = epochs
-        self._emit = emit
-        self._after_moves = after_moves
-        self._hot: tuple[ShardId, ...] = ()
+    _config: ExecutorConfig
+    _data: DataPath
+    _moves: Reassigner
+    _task_set: TaskSet
+    _epochs: Epochs
+    """What the state of an unplaced shard is restored from."""
+    _emit: Callable[[Instruction], None]
+    _after_moves: Callable[[float], None]
+    """Called with the time when moves may have started."""
+    _hot: tuple[ShardId, ...] = ()
 
     def balance(self, now: float) -> None:
         """Look for what has changed, then for what has been uneven for long; chance is neither.

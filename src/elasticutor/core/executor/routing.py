@@ -20,19 +20,10 @@ class RoutingTable:
 
     A shard without a task (`None`) is *unplaced*: its tuples wait until it has one. That happens
     at the very start, and after a task was lost.
-
-    Example:
-        >>> even_odd = {ShardId(shard): TaskId(shard % 2) for shard in range(4)}
-        >>> table = RoutingTable.unplaced(4).with_owners(even_odd)
-        >>> table.owners, table.version
-        ((0, 1, 0, 1), 1)
-        >>> table.with_owners({ShardId(3): TaskId(0)}).shards_of(TaskId(0))
-        (0, 2, 3)
     """
 
     version: int
     """Counts the changes since the table was made."""
-
     owners: tuple[TaskId | None, ...]
     """The owner of shard s is `owners[s]`."""
 

@@ -328,15 +328,6 @@ def core_changes(
         tasks: The tasks that the executor has and that are not leaving, with their nodes.
         loads: Their loads, in cores; a task that is missing here counts as idle.
         wanted: How many cores it should have on each node; none on those not named.
-
-    Raises:
-        BadValueError: A number of cores is not a whole number, or negative.
-        LastCoreError: No core at all is wanted.
-
-    Example:
-        >>> tasks = {TaskId(0): NodeId("a"), TaskId(1): NodeId("a")}
-        >>> core_changes(tasks, {TaskId(0): 0.9, TaskId(1): 0.2}, {NodeId("a"): 1, NodeId("b"): 1})
-        [CoreGranted(node='b'), CoreTaken(task=1)]
     """
     for node, count in wanted.items():
         if type(count) is not int or count < 0:

@@ -179,6 +179,6 @@ def _bucket_edges() -> npt.NDArray[np.int64]:
     """The least value of every bucket, in microseconds, and what would be that of one more."""
     buckets = np.arange(BUCKETS + 1)
     shift = np.maximum(buckets // _HALF_BUCKET - 1, 0)
-    edges = (buckets - _HALF_BUCKET * shift) << shift
+    edges: IntCounts = (buckets - _HALF_BUCKET * shift) << shift
     edges.setflags(write=False)
     return edges
