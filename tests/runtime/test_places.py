@@ -68,9 +68,12 @@ def test_state_is_in_shared_memory_and_the_rest_under_a_short_path(base: str) ->
     assert not [*shm.iterdir(), *tmp.iterdir()]
 
 
-def test_state_goes_elsewhere_and_says_so_when_shared_memory_is_short(base: str) -> None:
+def test_state_goes_elsewhere_and_says_so_when_shared_memory_is_short(
+    base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     missing = str(Path(base, "missing"))
-    place = NodeDirectories.make("c", "n", need_bytes=1, shm=missing, fallback=[base], tmp=base)
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", base)
+    place = NodeDirectories.make("c", "n", need_bytes=1, shm=missing, tmp=base)
     assert place.state.is_relative_to(base)
     assert f"{missing} has 0 MiB free" in place.note
     place.remove()

@@ -496,8 +496,8 @@ def test_a_process_watching_its_lifeline_is_killed_when_the_other_end_is_gone() 
     """What replaces the parent-death signal where there is none."""
     reading, held = os.pipe()
     code = (
-        "import sys, time; from elasticutor.process.hosting.lifeline import Lifeline;"
-        "Lifeline(int(sys.argv[1])).watch(); print('watching', flush=True); time.sleep(600)"
+        "import sys, time; from elasticutor.process.hosting.lifeline import watch_lifeline;"
+        "watch_lifeline(int(sys.argv[1])); print('watching', flush=True); time.sleep(600)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code, str(reading)],

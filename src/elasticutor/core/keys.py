@@ -71,10 +71,6 @@ def key_hashes(*columns: pa.Array | pa.ChunkedArray) -> Hashes:
             extension types and the like.
 
     Example:
-        >>> key_hashes(pa.array([1, 2, None], pa.int8())).tolist()
-        [3711644533292855816, 3073251292697477099, 13224177006683112673]
-        >>> key_hashes(pa.array([1, 2, None], pa.int64())).tolist()
-        [3711644533292855816, 3073251292697477099, 13224177006683112673]
         >>> key_hashes(pa.array(["Oslo", "Rome"]), pa.array([1, 2])).tolist()
         [12783447562076673892, 9632411945984750661]
     """
@@ -122,13 +118,8 @@ def key_hasher(*kinds: pa.DataType) -> KeyHasher | None:
     """A function that hashes one key at a time, given its values; as `key_hashes` does by columns.
 
     For few tuples: NumPy and Arrow cost a microsecond a call, however little they do, and many
-    times that in a process that has just woken up.
-
-    Args:
-        *kinds: The types of the key's columns.
-
-    Returns:
-        None if a column is of a type whose values only columns tell apart.
+    times that in a process that has just woken up. None if the values of a type can only be told
+    apart in columns.
     """
     hashers = [_value_hasher(kind) for kind in kinds]
     if not hashers or None in hashers:
@@ -149,12 +140,9 @@ def key_hasher(*kinds: pa.DataType) -> KeyHasher | None:
 
 def _value_hasher(kind: pa.DataType) -> Callable[[Any], int] | None:
     null = int(_NULL)
-    if pa.types.is_integer(kind):
-        integer = int(_seed("integer"))
-        return lambda value: null if value is None else _mixed_one((value & _BITS) ^ integer)
-    if pa.types.is_boolean(kind):
-        boolean = int(_seed("boolean"))
-        return lambda value: null if value is None else _mixed_one(int(value) ^ boolean)
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        number = int(_seed("integer" if pa.types.is_integer(kind) else "boolean"))
+        return lambda value: null if value is None else _mixed_one((value & _BITS) ^ number)
     text = int(_seed("bytes"))
     if str(kind) in ("string", "large_string"):
         return lambda value: null if value is None else xxh3_64_intdigest(value.encode(), text)

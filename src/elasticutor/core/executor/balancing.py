@@ -108,11 +108,8 @@ def plan_reassignments(
         A second task comes; the shard without load stays where it is.
 
         >>> nodes = {TaskId(0): NodeId("a"), TaskId(1): NodeId("a")}
-        >>> plan = plan_reassignments(np.array([0.5, 0.0, 0.2, 0.2]), [TaskId(0)] * 4, nodes)
-        >>> plan.moves
+        >>> plan_reassignments(np.array([0.5, 0.0, 0.2, 0.2]), [TaskId(0)] * 4, nodes).moves
         (ShardReassignment(shard=0, source=0, destination=1),)
-        >>> round(plan.imbalance_before, 2), round(plan.imbalance_after, 2)
-        (2.0, 1.11)
     """
     loads = np.asarray(loads, dtype=np.float64)
     _require_sane(loads, owners, nodes, threshold, leaving, pinned, homes)

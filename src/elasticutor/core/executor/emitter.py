@@ -1,4 +1,4 @@
-"""The emitter (paper 3.3): outputs in order, per destination, sent as far as credit goes."""
+"""The emitter: sends an executor's outputs on (paper 3.3)."""
 
 from __future__ import annotations
 
@@ -44,12 +44,7 @@ class Emitter:
             raise UnknownPeerError("destination", f"be one of {sorted(self._outlets)}", destination)
 
     def add(self, output: Output, *, ahead: bool = False) -> None:
-        """Put an output behind the others for its destination.
-
-        Args:
-            output: The output.
-            ahead: Whether it is of the next epoch: then it waits for the marker of this one.
-        """
+        """Put an output behind the others; one of the next epoch waits for this one's marker."""
         outlet = self._outlets[output.destination]
         (outlet.ahead if ahead else outlet.waiting).append(output)
         outlet.buffered += output.size

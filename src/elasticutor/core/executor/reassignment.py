@@ -95,11 +95,9 @@ class Move:
         """The task or node that has to answer next, in words."""
         if self.phase in (MovePhase.WRITING, MovePhase.WAITING, MovePhase.DRAINING):
             return f"task {self.source}"
-        return (
-            f"node {self.target!r}"
-            if self.phase is not MovePhase.COPYING
-            else (f"nodes {self.origin!r} and {self.target!r}")
-        )
+        if self.phase is MovePhase.COPYING:
+            return f"nodes {self.origin!r} and {self.target!r}"
+        return f"node {self.target!r}"
 
     def report(self, migrated: int, now: float) -> ReportMove:
         """Return what is kept of a finished move."""
@@ -153,17 +151,8 @@ class Reassigner:
         origin, target = self.homes[shard], self._tasks[destination].node
         if (target, shard) in self._dropping:
             return False
-        move = Move(
-            id=MoveId(self._next_move),
-            shard=shard,
-            source=source,
-            destination=destination,
-            origin=origin,
-            target=target,
-            phase=MovePhase.OPENING,
-            cause=cause,
-            started_at=now,
-        )
+        move_id, phase = MoveId(self._next_move), MovePhase.OPENING
+        move = Move(move_id, shard, source, destination, origin, target, phase, cause, now)
         self._next_move += 1
         self.moves[move.id] = move
         if source is None:

@@ -34,9 +34,6 @@ class RoutingTable:
             raise BadValueError("number of shards", "be at least 1", shards)
         return cls(0, (None,) * shards)
 
-    def __len__(self) -> int:
-        return len(self.owners)
-
     def owner(self, shard: ShardId) -> TaskId | None:
         """The task that owns the shard, or None while it is unplaced."""
         self.require(shard)

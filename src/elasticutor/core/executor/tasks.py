@@ -95,10 +95,8 @@ class TaskView:
     def full(self, config: ExecutorConfig, share: int | None = None) -> bool:
         """Whether it has been given as much as it may have ahead of time.
 
-        Args:
-            config: Of the executor.
-            share: As for `next_rows`: the window shrinks with the chunks, so that what is left can
-                still go to another task.
+        The window shrinks with the share (see `next_rows`), so that what is left can still go to
+        another task.
         """
         chunks = len(self.flights)
         if chunks < config.min_chunks:
@@ -121,13 +119,9 @@ class TaskView:
         """How many tuples the next chunk may have, when the window is not full.
 
         A chunk costs the same however many tuples it has. So a task with a backlog gets larger
-        ones, and works it off faster than it came; as it shrinks, so do they.
-
-        Args:
-            config: Of the executor.
-            share: If no more tuples of the epoch come: how many of those that wait it should take
-                at most, so that no task has a large chunk to itself when the others are done.
-            backlog: How many tuples wait for the task.
+        ones, and works it off faster than it came; as it shrinks, so do they. A share is how many
+        it should take at most when no more tuples of the epoch come, so that no task has a large
+        chunk to itself when the others are done.
         """
         if self.row_s is None:
             return min(config.first_chunk_rows, config.max_chunk_rows)

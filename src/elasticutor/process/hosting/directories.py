@@ -7,9 +7,8 @@ to disk otherwise.
 A directory is alive as long as a lock on it is held (`flock`, on the directory itself, so that
 there is no moment in which it exists and its lock file does not). The kernel drops the lock when
 the last process that has it open has ended: the one that made the place, and the zygote that it was
-handed to. So what a machine that lost power, or a whole tree of processes that was killed at once,
-has left behind need not be guessed from process ids and ages: `remove_stale` removes what no
-process holds.
+handed to. So what is left behind need not be guessed from process ids and ages: `remove_stale`
+removes what no process holds.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,20 +45,7 @@ class DirectoryError(ElasticutorError, RuntimeError):
 
 @dataclass(slots=True)
 class NodeDirectories:
-    """A node's directories, and the locks that keep them alive.
-
-    Example:
-        >>> base = tempfile.mkdtemp(prefix="e-")
-        >>> place = NodeDirectories.make("c1", "n1", need_bytes=1, shm=base, tmp=base)
-        >>> sorted(path.name for path in place.state.parent.iterdir())
-        ['logs', 'sockets', 'state']
-        >>> remove_stale(base)
-        []
-        >>> place.remove()
-        >>> list(Path(base).iterdir())
-        []
-        >>> Path(base).rmdir()
-    """
+    """A node's directories, and the locks that keep them alive."""
 
     #: For LMDB environments; in shared memory where there is enough.
     state: Path
@@ -82,7 +68,6 @@ class NodeDirectories:
         *,
         need_bytes: int = 256 * MIB,
         shm: str = SHARED_MEMORY,
-        fallback: Sequence[str] = (),
         tmp: str = "",
         patience_s: float = 10.0,
     ) -> NodeDirectories:
@@ -92,22 +77,17 @@ class NodeDirectories:
             cluster: Name of the cluster, and
             node: of the node: letters, digits, dots, dashes. Short, for the sake of the sockets.
             need_bytes: How much space must be free for state.
-            shm: Where shared memory is.
-            fallback: Where state may go otherwise, before the directories of `SPARK_LOCAL_DIRS` and
-                the one for temporary files are tried.
+            shm: Where shared memory is; otherwise state goes to the directories of
+                `SPARK_LOCAL_DIRS`, or that for temporary files.
             tmp: Where sockets and logs go; default: the directory for temporary files.
             patience_s: How long to wait for an earlier node of this name that is still ending.
-
-        Raises:
-            BadValueError: A name that cannot be part of a path, or makes it too long.
-            PlaceError: No room anywhere; or the directory is in use, or not ours.
         """
         for who, name in (("cluster", cluster), ("node", node)):
             if not _NAME.fullmatch(name):
                 raise BadValueError(who, "be 1 to 64 letters, digits, dots and dashes", name)
         directory = f"{_PREFIX}{cluster}-{node}"
         short = _short_base(directory, tmp)
-        base, note = _base_for_state(need_bytes, shm, (*fallback, *_usual_fallbacks()))
+        base, note = _base_for_state(need_bytes, shm)
         owned = tuple(dict.fromkeys([str(base / directory), str(short / directory)]))
         locks: list[int] = []
         try:
@@ -117,14 +97,10 @@ class NodeDirectories:
             for fd, root in zip(locks, owned, strict=False):
                 _remove_and_unlock(fd, root)
             raise
-        state, sockets, logs = (
-            base / directory / "state",
-            short / directory / "sockets",
-            short / directory / "logs",
-        )
-        for path in (state, sockets, logs):
+        state, near = base / directory / "state", short / directory
+        for path in (state, near / "sockets", near / "logs"):
             path.mkdir(mode=0o700)
-        return cls(state, sockets, logs, owned, tuple(locks), note)
+        return cls(state, near / "sockets", near / "logs", owned, tuple(locks), note)
 
     def remove(self) -> None:
         """Remove everything and drop the locks; idempotent."""
@@ -139,10 +115,6 @@ def remove_directory(path: str, patience_s: float = 5.0) -> bool:
     """Remove a directory with everything in it; True if it is gone then.
 
     Tried again for a while: a process that was just killed may still be putting files there.
-
-    Example:
-        >>> remove_directory(tempfile.mkdtemp()), remove_directory("/no/such/directory")
-        (True, True)
     """
     deadline = time.monotonic() + patience_s
     while os.path.lexists(path):
@@ -157,12 +129,9 @@ def remove_directory(path: str, patience_s: float = 5.0) -> bool:
 
 
 def remove_stale(*bases: str) -> list[str]:
-    """Remove our directories that no process holds any more; returns which.
+    """Remove this user's directories that no process holds any more; returns which.
 
-    Only directories of this user are looked at, and those that are alive are left alone.
-
-    Args:
-        bases: Where to look; default: everywhere that a node has directories by default.
+    By default it looks everywhere that a node has directories by default.
     """
     where = bases or (SHARED_MEMORY, *_usual_fallbacks(), "/tmp")  # noqa: S108
     removed = []
@@ -187,9 +156,7 @@ def _make_locked(root: str, patience_s: float) -> int:
     deadline = time.monotonic() + patience_s
     while True:
         made = _make_directory(root)
-        with suppress(
-            FileNotFoundError
-        ):  # Another process that removes stale directories was quicker.
+        with suppress(FileNotFoundError):  # another process that removes stale ones was quicker
             fd = _lock(root)
             if fd is not None and made:
                 os.fchmod(fd, 0o700)
@@ -197,9 +164,8 @@ def _make_locked(root: str, patience_s: float) -> int:
             if fd is not None:
                 _remove_and_unlock(fd, root)
         if time.monotonic() > deadline:
-            raise DirectoryError(
-                root, "be of one node at a time", "in use", "give the node a new name"
-            )
+            must, hint = "be of one node at a time", "give the node a new name"
+            raise DirectoryError(root, must, "in use", hint)
         if not made:
             time.sleep(0.02)
 
@@ -219,9 +185,8 @@ def _lock(root: str) -> int | None:
     except OSError as error:
         if error.errno not in (errno.ENOTDIR, errno.ELOOP):
             raise
-        raise DirectoryError(
-            root, "be a directory", "a symbolic link or a file", "remove it"
-        ) from None
+        got = "a symbolic link or a file"
+        raise DirectoryError(root, "be a directory", got, "remove it") from None
     try:
         found = os.fstat(fd)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
@@ -253,8 +218,8 @@ def _usual_fallbacks() -> tuple[str, ...]:
     return (*(path for path in spark if path), tempfile.gettempdir())
 
 
-def _base_for_state(need_bytes: int, shm: str, fallback: Sequence[str]) -> tuple[Path, str]:
-    free = {base: _free_bytes(base) for base in dict.fromkeys((shm, *fallback))}
+def _base_for_state(need_bytes: int, shm: str) -> tuple[Path, str]:
+    free = {base: _free_bytes(base) for base in dict.fromkeys((shm, *_usual_fallbacks()))}
     chosen = next((base for base, room in free.items() if room >= need_bytes), None)
     if chosen is None:
         raise DirectoryError(

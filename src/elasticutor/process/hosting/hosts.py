@@ -79,9 +79,8 @@ class NodesWanted:
     """Less free shared memory than this, and state goes to disk."""
     shared_memory: str = SHARED_MEMORY
     silence_s: float = SILENCE_S
-
     slots: tuple[str, ...] = ()
-    """What they were called at first; empty: so."""
+    """The names that they had at first; empty: these."""
 
     def renamed(self, suffix: str) -> NodesWanted:
         """The same under other names, so that no node is mistaken for one that was lost."""
@@ -111,37 +110,26 @@ def host_nodes(bootstrap: Bootstrap, wanted: NodesWanted) -> None:
     bootstrap.require_version()
     remove_stale()
     host = advertised_host(bootstrap.address)
-    places = {
-        name: NodeDirectories.make(
+    places = [
+        NodeDirectories.make(
             bootstrap.cluster, name, need_bytes=wanted.need_bytes, shm=wanted.shared_memory
         )
         for name in wanted.names
-    }
+    ]
     mail = _mail(bootstrap, host, f"host of {', '.join(wanted.names)}")
     try:
-        zygote = Zygote.start(
-            owned=[path for place in places.values() for path in place.owned],
-            holding=[lock for place in places.values() for lock in place.locks],
-        )
-        cpus = _cpus(wanted)
-        with zygote:
+        owned = [path for place in places for path in place.owned]
+        holding = [lock for place in places for lock in place.locks]
+        with Zygote.start(owned=owned, holding=holding) as zygote:
+            cpus = _cpus(wanted)
             nodes = [
-                _Hosted(
-                    _node_spec(
-                        bootstrap,
-                        wanted,
-                        name,
-                        place,
-                        host,
-                        cpus[number * wanted.cores : (number + 1) * wanted.cores],
-                    )
-                )
-                for number, (name, place) in enumerate(places.items())
+                _Hosted(_node_spec(bootstrap, wanted, number, place, host, cpus))
+                for number, place in enumerate(places)
             ]
             _await_nodes(zygote, mail, nodes)
     finally:
         mail.close(linger_s=2.0)
-        for place in places.values():
+        for place in places:
             place.remove()
 
 
@@ -162,9 +150,8 @@ class _Hosted:
     def lost(self, how: str, *, silent: bool) -> None:
         """Note its end. The sooner that was after its start, the longer the next one waits.
 
-        Args:
-            how: In words; its successor may be heard of before its end is.
-            silent: Because it got no heartbeat from the driver; twice in a row, and there is none.
+        The driver may hear of its successor before its end, so the successor knows how it ended.
+        Without a heartbeat from the driver twice in a row, there is no driver and no successor.
         """
         self._how = how
         self._silences = self._silences + 1 if silent else 0
@@ -192,15 +179,9 @@ class _Hosted:
         node = NodeId(self.name)
         site = replace(self._first.site, node=node)
         spec = replace(self._first, node=node, site=site, before=self._how)
-        zygote.fork(
-            Fork(
-                self.name,
-                "elasticutor.process.node:run_node",
-                pickle.dumps(spec, pickle.HIGHEST_PROTOCOL),
-                connected=True,
-                log=str(Path(spec.logs) / "node.log"),
-            )
-        )
+        payload, log = pickle.dumps(spec, pickle.HIGHEST_PROTOCOL), str(Path(spec.logs, "node.log"))
+        target = "elasticutor.process.node:run_node"
+        zygote.fork(Fork(self.name, target, payload, connected=True, log=log))
 
 
 def _await_nodes(zygote: Zygote, mail: Mailbox, nodes: Sequence[_Hosted]) -> None:
@@ -237,35 +218,29 @@ def _cpus(wanted: NodesWanted) -> tuple[int, ...]:
 def _node_spec(
     bootstrap: Bootstrap,
     wanted: NodesWanted,
-    name: str,
+    number: int,
     place: NodeDirectories,
     host: str,
     cpus: tuple[int, ...],
 ) -> NodeSpec:
-    node = NodeId(name)
-    site = Site("", node, str(place.sockets), host, bootstrap.keys, bootstrap.driver)
+    node, cores = NodeId(wanted.names[number]), wanted.cores
     return NodeSpec(
         node=node,
-        cores=wanted.cores,
-        cpus=cpus,
-        site=site,
+        cores=cores,
+        cpus=cpus[number * cores : (number + 1) * cores],
+        site=Site("", node, str(place.sockets), host, bootstrap.keys, bootstrap.driver),
         home=home(),
         state=str(place.state),
         logs=str(place.logs),
         map_bytes=wanted.map_bytes,
         note=place.note,
         silence_s=wanted.silence_s,
-        slot=dict(zip(wanted.names, wanted.slots or wanted.names, strict=True))[name],
+        slot=(wanted.slots or wanted.names)[number],
     )
 
 
 def ends_name(number: int) -> str:
-    """The name of a host of sources and sinks.
-
-    Example:
-        >>> ends_name(0)
-        'ends 0'
-    """
+    """The name of a host of sources and sinks."""
     return f"ends {number}"
 
 
@@ -275,9 +250,8 @@ def host_ends(bootstrap: Bootstrap, run: str, number: int) -> None:
     host = advertised_host(bootstrap.address)
     mail = _mail(bootstrap, host, f"{ends_name(number)} of {run}")
     # One host of a number may follow another of the same while that is still ending.
-    place = NodeDirectories.make(
-        bootstrap.cluster, f"e{number}-{secrets.token_hex(3)}", need_bytes=0
-    )
+    name = f"e{number}-{secrets.token_hex(3)}"
+    place = NodeDirectories.make(bootstrap.cluster, name, need_bytes=0)
     try:
         with Zygote.start(owned=place.owned, holding=place.locks) as zygote:
             up = say.EndsHostUp(run, number, mail.endpoint, home(), host, str(place.sockets))

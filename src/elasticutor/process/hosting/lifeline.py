@@ -5,8 +5,8 @@ A process that is killed cannot end its children, so each child sees to it by it
 - **Parent-death signal.** On Linux the kernel kills the child as soon as its parent has ended
   (`die_with_parent`). Nothing has to run for that.
 - **Lifeline.** A pipe whose writing end is open in the parent only. It is never written to: that it
-  becomes readable means that the parent is gone. It can be polled together with sockets, works on
-  every Unix, and `Lifeline.watch` kills the process where there is no parent-death signal.
+  becomes readable means that the parent is gone. It works on every Unix, and `watch_lifeline`
+  kills the process where there is no parent-death signal.
 
 Here as well is what a freshly forked process does to become one of its own: close the files that
 are not its own (a connection's end that one process too many has open never comes to its end),
@@ -32,59 +32,27 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
 
-class Lifeline:
-    """The reading end of a pipe that ends when the process at its other end does.
-
-    Example:
-        >>> lifeline, held = Lifeline.open()
-        >>> lifeline.gone()
-        False
-        >>> os.close(held)
-        >>> lifeline.gone()
-        True
-        >>> lifeline.close()
-    """
-
-    def __init__(self, fd: int) -> None:
-        #: Becomes readable, and stays so, when the parent is gone. Never read from it.
-        self.fd = fd
-
-    @classmethod
-    def open(cls) -> tuple[Lifeline, int]:
-        """A lifeline, and the descriptor that a parent holds open and its children close."""
-        reading, writing = os.pipe()
-        return cls(reading), writing
-
-    def gone(self) -> bool:
-        """Whether the parent has ended. Costs one system call and never waits."""
-        poll = select.poll()
-        poll.register(self.fd, select.POLLIN)
-        return bool(poll.poll(0))
-
-    def watch(self) -> None:
-        """Have this process killed as soon as the parent is gone, by a thread that waits for it."""
-        threading.Thread(target=self._die_when_gone, name="lifeline", daemon=True).start()
-
-    def close(self) -> None:
-        """Close it: the parent's end is not noticed any more."""
-        os.close(self.fd)
-
-    def _die_when_gone(self) -> None:
-        poll = select.poll()
-        poll.register(self.fd, select.POLLIN)
-        poll.poll()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def hold_on(lifeline: Lifeline, parent: int) -> None:
+def hold_on(lifeline: int, parent: int) -> None:
     """Die with the parent from now on, by the surest means that this system has.
 
     Args:
-        lifeline: The one that the parent holds the other end of.
+        lifeline: The reading end of a pipe that the parent holds the other end of.
         parent: The process id of the parent, as it was before the fork.
     """
     if not die_with_parent(parent):
-        lifeline.watch()
+        watch_lifeline(lifeline)
+
+
+def watch_lifeline(lifeline: int) -> None:
+    """Have this process killed as soon as the parent is gone, by a thread that waits for it."""
+
+    def die_when_gone() -> None:
+        poll = select.poll()
+        poll.register(lifeline, select.POLLIN)
+        poll.poll()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=die_when_gone, name="lifeline", daemon=True).start()
 
 
 def die_with_parent(parent: int) -> bool:
@@ -100,12 +68,7 @@ def die_with_parent(parent: int) -> bool:
 
 
 def watch_process(pid: int) -> int | None:
-    """A descriptor that becomes readable when this process ends; None where there is no such thing.
-
-    Example:
-        >>> if (fd := watch_process(os.getpid())) is not None:
-        ...     os.close(fd)
-    """
+    """A descriptor that becomes readable when this process ends; None where there is none."""
     if not hasattr(os, "pidfd_open"):
         return None
     try:
@@ -124,9 +87,6 @@ def keep_to(cpus: Collection[int]) -> None:
     """Run on these cores only; cores that this process may not use are left out.
 
     With none left, or on a system that cannot pin, it runs anywhere, and says so on stderr.
-
-    Example:
-        >>> keep_to(())
     """
     if not cpus:
         return

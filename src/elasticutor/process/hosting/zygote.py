@@ -29,11 +29,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 from elasticutor.errors import BadValueError, ElasticutorError
@@ -49,13 +48,7 @@ _NO_THREADS = {
 
 
 class ZygoteError(ElasticutorError, RuntimeError):
-    """The zygote could not be started, or has gone.
-
-    Example:
-        >>> print(ZygoteError("the zygote", "start", 1, said="No module named 'zmq'"))
-        the zygote must start; got 1. What it said:
-        No module named 'zmq'
-    """
+    """The zygote could not be started, or has gone."""
 
     def __init__(self, who: str, must: str, got: object, hint: str = "", said: str = "") -> None:
         super().__init__(who, must, got, hint)
@@ -68,15 +61,7 @@ class ZygoteError(ElasticutorError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Asks for a process that calls a function, and ends when the function returns.
-
-    Example:
-        >>> Fork("task-1", "elasticutor.process.task:run").cpus
-        ()
-        >>> Fork("task-1", "elasticutor.process.task")
-        Traceback (most recent call last):
-        elasticutor.errors.BadValueError: target must be 'package.module:function'; got ...
-    """
+    """Asks for a process that calls a function, and ends when the function returns."""
 
     #: Unique among the living processes of the one that asks. Also its name in `ps` and `top`.
     name: str
@@ -138,16 +123,10 @@ class ZygoteClient:
         self.living: dict[str, int] = {}
 
     def fork(self, request: Fork) -> None:
-        """Ask for a process; `Forked` and, in the end, `Ended` answer.
-
-        Raises:
-            BadValueError: A process of this name is living.
-            ZygoteError: The zygote has gone.
-        """
+        """Ask for a process; `Forked` and, in the end, `Ended` answer."""
         if request.name in self.living:
-            raise BadValueError(
-                "name of a process", "not be that of a living one", request.name, "await its end"
-            )
+            must = "not be that of a living one"
+            raise BadValueError("name of a process", must, request.name, "await its end")
         self._send(request)
         self.living[request.name] = 0
 
@@ -219,7 +198,6 @@ class Zygote(ZygoteClient):
         owned: Sequence[str] = (),
         holding: Sequence[int] = (),
         path: Sequence[str] | None = None,
-        env: Mapping[str, str] | None = None,
         timeout_s: float = 60.0,
     ) -> Zygote:
         """Start a zygote, and wait until it can fork.
@@ -227,14 +205,9 @@ class Zygote(ZygoteClient):
         Args:
             owned: Directories to remove at the end, however it comes; also if the start fails.
             holding: Open files that the zygote holds while it lives, and its processes do not:
-                the locks of a `Place`.
+                the locks of `NodeDirectories`.
             path: Where modules are looked for; default: where this process looks for them.
-            env: Variables to set beside those of this process.
             timeout_s: How long it may take to start.
-
-        Raises:
-            BadValueError: A directory that is not named by an absolute path.
-            ZygoteError: It did not start; says what it printed.
         """
         for directory in owned:
             if not Path(directory).is_absolute():
@@ -253,18 +226,14 @@ class Zygote(ZygoteClient):
                     stderr=printed,
                     pass_fds=(theirs.fileno(), stderr.fileno(), *holding),
                     start_new_session=True,
-                    env={**os.environ, **_NO_THREADS, **(env or {}), "PYTHONPATH": _joined(path)},
+                    env={**os.environ, **_NO_THREADS, "PYTHONPATH": _joined(path)},
                 )
             zygote = cls(process, ours, owned)
             zygote._await_ready(printed, timeout_s)
         return zygote
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """End all processes and the zygote, and remove the directories; idempotent.
-
-        Raises:
-            ZygoteError: A directory could not be removed.
-        """
+        """End all processes and the zygote, and remove the directories; idempotent."""
         self.connection.close()
         try:
             self._process.wait(timeout_s)
@@ -281,12 +250,7 @@ class Zygote(ZygoteClient):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.stop()
 
     def _await_ready(self, printed: IO[bytes], timeout_s: float) -> None:

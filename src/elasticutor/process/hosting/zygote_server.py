@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from operator import attrgetter
@@ -24,7 +24,6 @@ from typing import IO, NoReturn
 
 from elasticutor.process.hosting.directories import remove_directory
 from elasticutor.process.hosting.lifeline import (
-    Lifeline,
     close_all_but,
     hold_on,
     keep_to,
@@ -93,7 +92,7 @@ class _Server:
         self._host_watch = watch_process(host_pid)
         self._over = os.getppid() != host_pid
         self._children: dict[int, _Child] = {}
-        self._lifeline, self._lifeline_held = Lifeline.open()
+        self._lifeline, self._lifeline_held = os.pipe()
         self._wake, self._waker = socket.socketpair()
 
     def serve(self) -> None:
@@ -244,8 +243,7 @@ class _Server:
             asker.connection.close()
         self._wake.close()
         self._waker.close()
-        own = {self._lifeline.fd, *([connection.fileno()] if connection else [])}
-        close_all_but(own)
+        close_all_but({self._lifeline, *([connection.fileno()] if connection else [])})
 
     def _reap(self) -> None:
         while True:
@@ -339,10 +337,10 @@ def _exit_code(end: SystemExit) -> int:
     return 0 if end.code is None else 1
 
 
-def _preload(modules: Iterable[str] = PRELOADED) -> None:
+def _preload() -> None:
     # Collected and then set aside for good, so that no collection writes to what is shared.
     gc.disable()
-    for module in modules:
+    for module in PRELOADED:
         importlib.import_module(module)
     _import_what_arrow_looks_for()
     gc.collect()
@@ -364,9 +362,8 @@ def _import_what_arrow_looks_for() -> None:
 def main(arguments: Sequence[str]) -> None:
     """Be a zygote: `Zygote.start` runs this in a fresh interpreter.
 
-    Args:
-        arguments: Descriptors of the connection to the host and of its stderr, the host's process
-            id, and the directories to remove at the end.
+    The arguments are descriptors of the connection to the host and of its stderr, the host's
+    process id, and the directories to remove at the end.
     """
     # What a terminal sends on Ctrl-C, or when it is closed, is for the host, whose end is
     # then seen. All processes are forked with this.
