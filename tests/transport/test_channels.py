@@ -13,8 +13,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,11 +41,12 @@ LINKS: list[Links] = []
 
 SENDER = """
 import json, sys
+from contextlib import closing
 from elasticutor.transport.channels import ClusterKeys, Endpoint, Links
 
 told = json.loads(sys.stdin.readline())
 keys = ClusterKeys(*(half.encode() for half in told["keys"]))
-with Links(told["node"], keys, ipc_dir=told["ipc_dir"]) as links:
+with closing(Links(told["node"], keys, ipc_dir=told["ipc_dir"])) as links:
     outbox = links.connect(Endpoint(**told["to"]))
     for number in range(told["messages"]):
         outbox.send([b"%d" % number, bytes([number % 251]) * (number % 7), b"x" * told["size"]])
@@ -61,7 +64,7 @@ inbox = links.inbox("a")
 outbox = links.connect(inbox.endpoint)
 uses = [
     lambda: links.inbox("b"), lambda: links.connect(inbox.endpoint),
-    lambda: outbox.send([b"x"]), lambda: list(inbox.receive()),
+    lambda: outbox.send([b"x"]), inbox.look,
 ]
 child = os.fork()
 if not child:
@@ -76,7 +79,8 @@ if not child:
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 outbox.send([b"from the parent"])
 links.wait(20.0)
-print(bytes(next(inbox.receive())[0]).decode())
+inbox.look()
+print(bytes(inbox.next(0)[0]).decode())
 links.close()
 """
 
@@ -136,6 +140,13 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def received(inbox: Inbox, limit: int = 256) -> list[list[Any]]:
+    """What has arrived by now, from near and far in turn."""
+    inbox.look()
+    taken = (inbox.next(turn) for turn in range(limit))
+    return [frames for frames in taken if frames is not None]
+
+
 def take(inbox: Inbox, count: int) -> list[list[bytes]]:
     """The next `count` messages, as plain bytes."""
     taken: list[list[bytes]] = []
@@ -145,7 +156,7 @@ def take(inbox: Inbox, count: int) -> list[list[bytes]]:
         for links in LINKS:
             links.wait(0.0)  # senders and receivers are one thread here
         inbox._links.wait(0.01)
-        taken += [[plain(frame) for frame in message] for message in inbox.receive()]
+        taken += [[plain(frame) for frame in message] for message in received(inbox)]
     return taken
 
 
@@ -200,7 +211,7 @@ def test_all_that_another_process_sends_arrives_whole_and_in_order(
     finally:
         process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
-    assert list(inbox.receive()) == []
+    assert received(inbox) == []
     assert inbox.torn == 0
 
 
@@ -214,7 +225,10 @@ def test_peers_of_one_node_meet_by_file_and_others_by_tcp(
     assert take(inbox, 1) == [[b"by file"]]
     make("n2").connect(inbox.endpoint).send([b"by tcp"])
     assert take(inbox, 1) == [[b"by tcp"]]
-    with Links("n1", KEYS, ipc_dir=None) as driver, pytest.raises(BadValueError, match="TCP"):
+    with (
+        closing(Links("n1", KEYS, ipc_dir=None)) as driver,
+        pytest.raises(BadValueError, match="TCP"),
+    ):
         driver.connect(only_file)
 
 
@@ -280,7 +294,7 @@ def test_frames_of_one_machine_begin_at_multiples_of_eight(make: Callable[..., L
     outbox.send([b"abc", b"12345678", b"x", bytes(PASSED_BYTES)])
     outbox.send([b"abc", b"12345678", b"x"])
     wait_for(lambda: inbox._links.wait(0.01) and inbox.holds_messages)
-    for message in inbox.receive():
+    for message in received(inbox):
         assert [np.frombuffer(f, np.uint8).ctypes.data % 8 for f in message] == [0] * len(message)
 
 
@@ -316,7 +330,7 @@ def test_half_a_message_of_a_dead_sender_is_not_received(make: Callable[..., Lin
         dying.sendall(whole + whole[:-3])
         assert take(inbox, 1) == [[b"whole"]]
     inbox._links.wait(0.1)
-    assert list(inbox.receive()) == []
+    assert received(inbox) == []
     assert inbox.torn == 0
 
 
@@ -362,7 +376,7 @@ def test_one_call_takes_from_file_and_tcp_in_turn_and_no_more_than_its_limit(
         near.send([b"near"])
         far.send([b"far"])
     wait_for(lambda: inbox._links.wait(0.01) and bool(inbox._near and inbox._pull_ready))
-    first = [plain(frames[0]) for frames in inbox.receive(limit=2)]
+    first = [plain(frames[0]) for frames in received(inbox, limit=2)]
     assert sorted(first) == [b"far", b"near"]
     rest = take(inbox, 38)
     assert [rest.count([whence]) for whence in (b"near", b"far")] == [19, 19]
@@ -398,7 +412,7 @@ def test_a_stranger_gets_nothing_through_and_is_counted(
         wait_for(lambda: links.refused >= 1)
         make("n2").connect(inbox.endpoint).send([b"a friend"])
         assert take(inbox, 1) == [[b"a friend"]]
-    assert list(inbox.receive()) == []
+    assert received(inbox) == []
     wait_for(lambda: bool(caplog.records))
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     if dress is with_the_public_key_only:  # the others may be gone before anybody can look
@@ -465,7 +479,7 @@ def test_an_oversized_frame_cuts_its_sender_off_while_others_go_on(
 
     def cut_off() -> bool:
         greedy.send([b"what follows"])
-        assert list(inbox.receive()) == []
+        assert received(inbox) == []
         return inbox.torn == 1
 
     wait_for(cut_off)  # by TCP it reconnects, but what follows is not taken after a gap
@@ -488,7 +502,7 @@ def test_a_new_inbox_takes_nothing_that_was_meant_for_its_predecessor(
     for _ in range(3):
         outbox.send([b"late"])
         successor._links.wait(0.01)
-        assert list(successor.receive()) == []
+        assert received(successor) == []
     outbox.close()
     peer.connect(to).send([b"afresh"])
     assert take(successor, 1) == [[b"afresh"]]
@@ -585,7 +599,7 @@ def test_a_path_too_long_for_a_socket_is_refused_by_name(ipc_dir: str) -> None:
     deep = Path(ipc_dir) / ("d" * 100)
     deep.mkdir(mode=0o700)
     with (
-        Links("n1", KEYS, ipc_dir=str(deep)) as links,
+        closing(Links("n1", KEYS, ipc_dir=str(deep))) as links,
         pytest.raises(BadValueError, match=r"at most 10\d bytes"),
     ):
         links.inbox("here")
@@ -603,7 +617,7 @@ def test_closing_twice_is_once_and_leaves_no_file_and_no_thread(ipc_dir: str) ->
     links.close()
     inbox.close()
     assert not doorkeepers()
-    for use in (lambda: links.inbox("b"), lambda: list(inbox.receive())):
+    for use in (lambda: links.inbox("b"), inbox.look):
         with pytest.raises(ProtocolError):
             use()
 

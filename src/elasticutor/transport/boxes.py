@@ -9,7 +9,7 @@ import struct
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -57,7 +57,7 @@ _AHEAD = int(zmq.DONTWAIT | zmq.SNDMORE)
 class Inbox:
     """Where a process is reached. Made by `Links.inbox`.
 
-    The owner calls `Links.wait`, and `receive` when something may have come.
+    The owner calls `Links.wait`, and `look` and `next` when something may have come.
     """
 
     def __init__(
@@ -90,20 +90,8 @@ class Inbox:
 
     @property
     def holds_messages(self) -> bool:
-        """Whether messages are here that `receive` has not given out."""
+        """Whether messages are here that `next` has not given out."""
         return bool(self._near or self._far or self._pull_ready)
-
-    def receive(self, limit: int = 256) -> Iterator[list[Any]]:
-        """What has arrived by now, at most `limit` messages, from near and far in turn.
-
-        Never waits. Every message is whole; its frames are bytes or memory views.
-        """
-        self.look()
-        for turn in range(limit):
-            frames = self.next(turn)
-            if frames is None:
-                return
-            yield frames
 
     def look(self) -> None:
         """Take in what has arrived, for `next` to give out."""
@@ -113,7 +101,10 @@ class Inbox:
         self._links.look()
 
     def next(self, turn: int) -> list[Any] | None:
-        """The next message that is here, at even turns from near if possible; None if none is."""
+        """The next message that is here, at even turns from near if possible; None if none is.
+
+        It is whole; its frames are bytes or memory views.
+        """
         near, far = self._near, self._far
         if self._pull_ready and not far:
             self._pull_some()
@@ -121,10 +112,7 @@ class Inbox:
         return box.popleft() if box else None
 
     def close(self) -> None:
-        """Unbind, and free the name. What has arrived and was not received is lost.
-
-        Idempotent.
-        """
+        """Unbind, and free the name; what has arrived and was not received is lost. Idempotent."""
         if self._closed or os.getpid() != self._links._pid:
             return
         self._closed = True
@@ -231,10 +219,6 @@ class Outbox(ABC):
 
         The memory of large frames must not change any more. A message is sent whole or, when this
         raises, not at all.
-
-        Raises:
-            BadValueError: if there is no frame, or one that is no contiguous buffer.
-            ProtocolError: if the outbox is closed, or its peer turned it away.
         """
         self.send_all([frames])
 

@@ -29,8 +29,7 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 from weakref import WeakSet
 
 import zmq
@@ -69,11 +68,7 @@ _MAX_BYTES: Final = 256 * 1024 * 1024
 _RECONNECT_MS: Final = (50, 1000)  # first and longest pause
 _RETRY_S: Final = 0.01
 _HANDSHAKE_MS: Final = 10_000
-_KEEPALIVE_S: Final = (
-    30,
-    10,
-    3,
-)  # idle, between probes, probes until the connection counts as lost
+_KEEPALIVE_S: Final = (30, 10, 3)  # idle, between probes, and how many until it counts as lost
 _MAX_SOCKETS: Final = 16_384  # libzmq's own default, 1023, is fewer than a large topology's peers
 _DISCARD_PORT: Final = 9  # any port would do: nothing is sent
 
@@ -94,10 +89,6 @@ def advertised_host(towards: tuple[str, int]) -> str:
 
     A machine has several addresses and its name often stands for the wrong one. The operating
     system knows which it would use; asking sends nothing.
-
-    Example:
-        >>> advertised_host(("127.0.0.1", 7077))
-        '127.0.0.1'
     """
     host, port = towards
     problem: OSError | None = None
@@ -125,9 +116,6 @@ class Links:
         host: Address or name under which peers on other machines reach this process. Inboxes are
             bound to it alone where it is this machine's own, and to all interfaces where it is not
             (address translation, a Kubernetes service): then the keys alone guard them.
-
-    Raises:
-        BadValueError: if the directory is open to others.
     """
 
     def __init__(
@@ -155,17 +143,6 @@ class Links:
         self._children: list[Links] = []
         self._polled = False
         _made.add(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def refused(self) -> int:
@@ -261,9 +238,6 @@ class Links:
                 sends a longer one is cut off.
             port: TCP port; 0 takes any that is free.
             tcp: Whether peers on other machines shall reach it.
-
-        Raises:
-            BadValueError: if there is nothing to bind, or it cannot be bound.
         """
         self.require_usable()
         if name in self._inboxes or not (tcp or self._ipc_dir):
@@ -292,9 +266,6 @@ class Links:
         It does not matter whether the inbox is bound already. On the same node the connection is a
         socket file, otherwise TCP. A process on no node and one on any node of the same machine
         meet at the socket file, too.
-
-        Raises:
-            BadValueError: if there is no way to reach it, or its directory is open to others.
         """
         self.require_usable()
         standing = self._outboxes.get(to)
@@ -354,9 +325,8 @@ class Links:
     def require_usable(self) -> None:
         """Refuse use after `close`, and use in a process forked off the one that made this.
 
-        Raises:
-            ProtocolError: in either case. After a fork both processes would write to the same
-                connections, and the threads that carry them exist in the parent only.
+        After a fork both processes would write to the same connections, and the threads that carry
+        them exist in the parent only.
         """
         if os.getpid() != self._pid:
             raise ProtocolError(

@@ -164,9 +164,6 @@ def encode(message: Any) -> Frames:
     Arrays may be slices of others, or have another type of integer: they are copied then, and only
     then.
 
-    Raises:
-        WireError: It is no message, or holds something that may not travel.
-
     Example:
         >>> decode(encode(Credit(Peer("counts.0"), Attempt(1), 4096)))
         Credit(sender='counts.0', attempt=1, total=4096)
@@ -181,11 +178,7 @@ def encode(message: Any) -> Frames:
 
 
 def decode(frames: Sequence[Buffer]) -> Any:
-    """The message of some frames.
-
-    Raises:
-        WireError: They are none.
-    """
+    """The message of some frames."""
     try:
         first = memoryview(frames[0])
         if len(frames) == 1 and first[: _HEAD.size] == _ROWS_HEAD:

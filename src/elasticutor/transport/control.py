@@ -36,15 +36,7 @@ _Change = Callable[[Any], Any]
 
 
 def dumps(message: Any) -> bytes:
-    """A control message as bytes.
-
-    Raises:
-        BadValueError: It is no control message, or holds something that cannot travel.
-
-    Example:
-        >>> loads(memoryview(dumps(to_participants.SetCores({"n0": 2}))))
-        SetCores(wanted={'n0': 2})
-    """
+    """A control message as bytes."""
     form = _FORMS.get(type(message))
     if form is None:
         raise BadValueError("message", "be one of the control messages", type(message))
@@ -60,11 +52,7 @@ def dumps(message: Any) -> bytes:
 
 
 def loads(body: memoryview) -> Any:
-    """The control message that `dumps` wrote.
-
-    Raises:
-        Exception: Any, if the bytes are no such message.
-    """
+    """The control message that `dumps` wrote."""
     start = 1 + body[0]
     form = _BY_NAME[str(body[1:start], "ascii")]
     return form.read(form.decode(body[start:]))

@@ -227,14 +227,10 @@ class Mailbox:
         return self._inbox.torn
 
     def require_all(self) -> None:
-        """Refuse to go on after a message on its way here was lost.
-
-        The protocol relies on every channel being complete and in order.
-        """
+        """Refuse to go on after a gap: the protocol relies on complete and ordered channels."""
         if self.torn > self._excused:
-            raise ProtocolError(
-                "every message", "arrive", f"a gap in what {self.torn} peers have sent"
-            )
+            got = f"a gap in what {self.torn} peers have sent"
+            raise ProtocolError("every message", "arrive", got)
 
     def excuse(self) -> int:
         """Accept gaps and return the number of new ones, where another protocol covers them."""

@@ -55,14 +55,7 @@ class Packet:
         births: Births,
         hashes: npt.NDArray[np.uint64] = NO_HASHES,
     ) -> Packet:
-        """Pack a batch.
-
-        Example:
-            >>> batch = pa.record_batch({"n": pa.array([1, 2, 3])})
-            >>> packet = Packet.of(batch, born(1.5, 3))
-            >>> packet.open(batch.schema).equals(batch), packet.births.tolist()
-            (True, [[1500000, 3]])
-        """
+        """Pack a batch."""
         return cls(batch.serialize(), batch.num_rows, births, hashes)
 
     @property
@@ -71,11 +64,7 @@ class Packet:
         return memoryview(self.data).nbytes + self.hashes.nbytes + 1
 
     def open(self, schema: pa.Schema) -> pa.RecordBatch:
-        """The record batch, without a copy.
-
-        Raises:
-            BadValueError: It is not a record batch of this schema, or of another length.
-        """
+        """The record batch, without a copy."""
         if self._batch is None:
             self._batch = open_batch(self.data, self.rows, schema)
         return self._batch
@@ -86,13 +75,6 @@ class Packet:
         To divide a packet, sort the positions of all its rows and pass slices of that.
         So all rows are put in that order once, and every part is a slice: with 64 parts, to take
         each by itself costs 7 µs a row.
-
-        Example:
-            >>> batch = pa.record_batch({"n": pa.array([10, 11, 12, 13])})
-            >>> order = np.array([1, 3, 0, 2])
-            >>> packet = Packet.of(batch, born(0.0, 4))
-            >>> [packet.pick(p, batch.schema)["n"].to_pylist() for p in (order[:2], order[2:])]
-            [[11, 13], [10, 12]]
         """
         batch = self.open(schema)
         first, count = int(rows[0]), len(rows)
@@ -174,12 +156,7 @@ def born_of(births: Births, made: Sequence[int]) -> Births:
 
 
 def split_births(births: Births, runs: npt.NDArray[np.intp]) -> Births:
-    """The births of some tuples, given for each of them the run that it belongs to.
-
-    Example:
-        >>> split_births(np.array([[100, 3], [200, 2]]), np.array([0, 1, 1])).tolist()
-        [[100, 1], [200, 2]]
-    """
+    """The births of some tuples, given for each of them the run that it belongs to."""
     counts = np.bincount(runs, minlength=len(births))
     present = counts > 0
     return np.stack([births[present, 0], counts[present]], axis=1)

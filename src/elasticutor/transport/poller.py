@@ -21,19 +21,6 @@ class Poller:
     """Calls a handler for every file that is ready.
 
     On Linux it drives `select.epoll` itself: a look costs a third of what `selectors` takes.
-
-    Example:
-        >>> import os
-        >>> reading, writing = os.pipe()
-        >>> poller, seen = Poller(), []
-        >>> poller.watch(reading, lambda: not seen.append(os.read(reading, 10)))
-        >>> poller.poll(0.0)
-        False
-        >>> _ = os.write(writing, b"x")
-        >>> poller.poll(1.0), seen
-        (True, [b'x'])
-        >>> poller.close(), os.close(reading), os.close(writing)
-        (None, None, None)
     """
 
     def __init__(self) -> None:

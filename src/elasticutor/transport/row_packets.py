@@ -81,15 +81,10 @@ class RowFormat:
 
     def __init__(self, schema: pa.Schema, kinds: Sequence[tuple[type, Any]]) -> None:
         self.schema = schema
-        none = type(None)
-        self._types = [
-            {kind, none} if field.nullable else {kind}
-            for (kind, _), field in zip(kinds, schema, strict=True)
-        ]
-        packed = [
-            kind | None if field.nullable else kind
-            for (_, kind), field in zip(kinds, schema, strict=True)
-        ]
+        self._types, packed = [], []
+        for (kind, value), field in zip(kinds, schema, strict=True):
+            self._types.append({kind, type(None)} if field.nullable else {kind})
+            packed.append(value | None if field.nullable else value)
         self.unpack = msgspec.msgpack.Decoder(tuple[tuple(packed)]).decode  # type: ignore[misc]
         """The row that was packed; one of `UNREADABLE` if it is none of the schema's."""
         self._pack = msgspec.msgpack.Encoder().encode
@@ -133,23 +128,14 @@ class RowFormat:
         return list(map(self._pack, parts))
 
     def batch(self, packed: Sequence[bytes]) -> pa.RecordBatch:
-        """The rows as a record batch.
-
-        Raises:
-            BadValueError: One of them is no row of the schema.
-        """
+        """The rows as a record batch."""
         try:
             rows = list(map(self.unpack, packed))
         except UNREADABLE as error:
             raise BadValueError("packed row", f"be of {self.schema}", str(error)) from error
         columns = zip(*rows, strict=True) if rows else [()] * len(self.schema)
-        return pa.RecordBatch.from_arrays(
-            [
-                pa.array(values, field.type)
-                for values, field in zip(columns, self.schema, strict=True)
-            ],
-            schema=self.schema,
-        )
+        arrays = map(pa.array, columns, self.schema.types)
+        return pa.RecordBatch.from_arrays(list(arrays), schema=self.schema)
 
 
 @lru_cache(maxsize=16)
@@ -162,13 +148,6 @@ class RowPacket(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=
     """Few tuples, each packed by itself, ready to be sent or just received.
 
     It stands beside `Packet`; either gives a batch by `open`.
-
-    Example:
-        >>> schema = pa.schema({"n": pa.int64()})
-        >>> rows = RowFormat.of(schema)
-        >>> packet = RowPacket([1_500_000, 1_500_200], [], [rows.pack((1,)), rows.pack((2,))])
-        >>> packet.open(schema)["n"].to_pylist(), packet.births.tolist()
-        ([1, 2], [[1500000, 1], [1500200, 1]])
     """
 
     born_us: list[Int64]
@@ -193,26 +172,13 @@ class RowPacket(msgspec.Struct, array_like=True, forbid_unknown_fields=True, eq=
         return born_one_by_one(self.born_us)
 
     def open(self, schema: pa.Schema) -> pa.RecordBatch:
-        """The tuples as a record batch.
-
-        Raises:
-            BadValueError: They are not of this schema.
-        """
-        return _batch(self.packed, schema)
-
-
-def _batch(packed: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
-    rows = _format_of(schema)
-    if rows is None:
-        raise BadValueError("packet of rows", "have columns of simple types", str(schema))
-    return rows.batch(packed)
+        """The tuples as a record batch; refused if they are not of this schema."""
+        rows = _format_of(schema)
+        if rows is None:
+            raise BadValueError("packet of rows", "have columns of simple types", str(schema))
+        return rows.batch(self.packed)
 
 
 def born_one_by_one(born_us: Sequence[int]) -> Births:
-    """The births of tuples, each a run of its own.
-
-    Example:
-        >>> born_one_by_one([100, 200]).tolist()
-        [[100, 1], [200, 1]]
-    """
+    """The births of tuples, each a run of its own."""
     return np.array([(born, 1) for born in born_us], np.int64).reshape(-1, 2)

@@ -22,8 +22,6 @@ from zmq.utils.monitor import parse_monitor_message
 
 from elasticutor.errors import BadValueError
 
-__all__ = ["ClusterKeys", "Doorkeeper", "require_private_directory"]
-
 logger = logging.getLogger(__name__)
 
 #: Seconds between two lines in the log about refused connections: a scanner must not fill a disk.
@@ -75,12 +73,8 @@ class ClusterKeys:
     def generate(cls) -> Self:
         """A new pair for a new cluster."""
         if not zmq.has("curve"):
-            raise BadValueError(
-                "libzmq",
-                "be built with CURVE",
-                zmq.zmq_version(),
-                "the wheels of pyzmq on PyPI are",
-            )
+            hint = "the wheels of pyzmq on PyPI are"
+            raise BadValueError("libzmq", "be built with CURVE", zmq.zmq_version(), hint)
         public, secret = zmq.curve_keypair()
         return cls(public, secret)
 
@@ -103,11 +97,8 @@ class ClusterKeys:
 def require_private_directory(path: str) -> None:
     """Refuse a directory for sockets into which another user could look or write.
 
-    Sockets of a node are files without keys, so this check is what keeps other users out.
-
-    Raises:
-        BadValueError: if it is no directory (a symbolic link is none), belongs to another user,
-            or lets other users in.
+    Sockets of a node are files without keys, so this check is what keeps other users out. A
+    symbolic link is no directory.
     """
     try:
         found = os.lstat(path)
@@ -238,12 +229,8 @@ class Doorkeeper:
         now = time.monotonic()
         if now - self._logged_at < _LOG_INTERVAL_S:
             return
-        logger.warning(
-            "refused %d connection(s), the last one from %s: %s",
-            self.refused - self._logged_refused,
-            peer,
-            why,
-        )
+        fresh = self.refused - self._logged_refused
+        logger.warning("refused %d connection(s), the last one from %s: %s", fresh, peer, why)
         self._logged_at, self._logged_refused = now, self.refused
 
 

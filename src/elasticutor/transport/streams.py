@@ -59,13 +59,7 @@ LONGEST_PATH: Final = 103 if sys.platform == "darwin" else 107
 
 
 def packed(frames: Frames) -> tuple[list[Any], int]:
-    """The parts of a message as they go into the stream, and their bytes.
-
-    Example:
-        >>> parts, size = packed([b"ab", b"12345678"])
-        >>> size, _PREFIX.unpack_from(parts[0])
-        (32, (24, 2))
-    """
+    """The parts of a message as they go into the stream, and their bytes."""
     sizes = [len(f) if type(f) is bytes else memoryview(f).nbytes for f in frames]
     count = len(sizes)
     table = count + (count & 1)
@@ -87,11 +81,7 @@ def packed(frames: Frames) -> tuple[list[Any], int]:
 
 
 def unpacked(body: memoryview, count: int) -> list[memoryview]:
-    """The frames of a message, without a copy.
-
-    Raises:
-        ValueError: The lengths do not add up.
-    """
+    """The frames of a message, without a copy."""
     at = 4 * (count + (count & 1))
     sizes = struct.unpack_from(f"<{count}I", body)
     ends = list(accumulate(((size + 7) & ~7 for size in sizes), initial=at))
