@@ -48,7 +48,7 @@ def measured(
         shard_rows=rows.astype(np.int64),
         shard_seconds=weights / weights.sum() * useful_s if weights.any() else weights,
         latency=LatencyHistogram(),
-        **others,
+        **{**dict.fromkeys(("bytes_arrived", "bytes_in", "bytes_out", "state_bytes"), 0), **others},
     )
 
 

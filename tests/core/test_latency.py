@@ -89,7 +89,15 @@ def test_copies_and_what_has_travelled_carry_everything(seconds: list[float]) ->
 
 @pytest.mark.parametrize(
     ("buckets", "counts"),
-    [([1, 1], [1, 1]), ([2, 1], [1, 1]), ([-1], [1]), ([BUCKETS], [1]), ([1], [0]), ([1], [])],
+    [
+        ([1, 1], [1, 1]),
+        ([2, 1], [1, 1]),
+        ([-1], [1]),
+        ([BUCKETS], [1]),
+        ([1], [0]),
+        ([1], []),
+        ([1, 2], [2**62] * 2),
+    ],
 )
 def test_buckets_that_cannot_be_are_refused(buckets: list[int], counts: list[int]) -> None:
     with pytest.raises(BadValueError, match="buckets of latencies"):

@@ -61,10 +61,10 @@ def assert_same(one: ExecutorMetrics, two: ExecutorMetrics) -> None:
 
 
 def nothing(shards: int = SHARDS, **changes: Any) -> ExecutorMetrics:
-    zeros = np.zeros(shards, dtype=np.int64)
-    return ExecutorMetrics(
-        shard_rows=zeros, shard_seconds=np.zeros(shards), latency=LatencyHistogram(), **changes
-    )
+    amounts = dict.fromkeys((*COUNTS, *TIMES, *AT_THE_END, "seconds"), 0) | changes
+    rows, seconds = np.zeros(shards, dtype=np.int64), np.zeros(shards)
+    latency = LatencyHistogram()
+    return ExecutorMetrics(shard_rows=rows, shard_seconds=seconds, latency=latency, **amounts)
 
 
 def measured(**changes: Any) -> ExecutorMetrics:

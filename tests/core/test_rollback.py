@@ -151,13 +151,13 @@ def test_a_second_rollback_starts_over(rig: Rig, stores_told: bool) -> None:
 def test_an_answer_that_nobody_waits_for_is_refused(rig: Rig) -> None:
     def refuse_task(task: TaskId) -> None:
         before = rig.state()
-        with pytest.raises(OutOfOrderError, match=f"task {task} must have been told to reset"):
+        with pytest.raises(OutOfOrderError, match=f"task {task} must have an order to reset"):
             rig.rollback.task_reset(task)
         assert rig.state() == before
 
     def refuse_store(node: NodeId) -> None:
         before = rig.state()
-        with pytest.raises(OutOfOrderError, match="must have been told to roll back"):
+        with pytest.raises(OutOfOrderError, match="must have an order to roll back"):
             rig.rollback.store_rolled_back(node)
         assert rig.state() == before
 
@@ -165,7 +165,7 @@ def test_an_answer_that_nobody_waits_for_is_refused(rig: Rig) -> None:
     refuse_store(NORTH)
     rig.rollback.begin(A1, BASE, [T1, T2])
     refuse_task(T3)
-    refuse_store(NORTH)  # no store has been told yet
+    refuse_store(NORTH)  # no store has an order yet
     rig.rollback.task_reset(T1)
     refuse_task(T1)
     rig.rollback.forget_task(T2)

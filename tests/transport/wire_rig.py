@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import struct
 from collections.abc import Mapping
-from typing import Any, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -89,6 +90,8 @@ def of(hint: Any) -> st.SearchStrategy[Any]:
         return messages_of(hint)  # type: ignore[arg-type]
     origin: Any = get_origin(hint)
     args: tuple[Any, ...] = get_args(hint)
+    if origin in (Union, UnionType):  # so that whole numbers in it fit a message, too
+        return st.one_of(*map(of, args))
     if origin is Mapping:
         return st.dictionaries(of(args[0]), of(args[1]), max_size=3)
     if origin is tuple:

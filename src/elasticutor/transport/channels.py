@@ -234,8 +234,8 @@ class Links:
 
         Args:
             name: Tells the inboxes of a directory apart: no two live ones may share a name.
-            max_bytes: Longest message taken from a socket file, and longest frame by TCP. Who
-                sends a longer one is cut off.
+            max_bytes: Longest message taken from a socket file, and longest frame by TCP. A
+                sender of a longer one is cut off.
             port: TCP port; 0 takes any that is free.
             tcp: Whether peers on other machines shall reach it.
         """

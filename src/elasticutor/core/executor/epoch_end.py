@@ -82,7 +82,7 @@ class EpochEnd:
         """Take note that a task has written the epoch; returns whether it was the last one."""
         at, task = self._epochs, event.task
         if task not in at.still_to_flush or event.epoch != at.ending:
-            raise OutOfOrderError(f"task {task}", "have been told to flush", event.epoch)
+            raise OutOfOrderError(f"task {task}", "have an order to flush", event.epoch)
         if self._data.owes_last_epoch(self._task_set.tasks[task]):
             raise OutOfOrderError(f"task {task}", "answer its chunks first", event.epoch)
         at.still_to_flush.discard(task)
@@ -113,7 +113,7 @@ class EpochEnd:
         at = self._epochs
         waiting = at.persisting or set()
         if event.node not in waiting or event.epoch != at.ending:
-            raise OutOfOrderError(f"node {event.node!r}", "have been told to persist", event.epoch)
+            raise OutOfOrderError(f"node {event.node!r}", "have an order to persist", event.epoch)
         waiting.discard(event.node)
         if event.note is not None:
             at.notes.append(event.note)

@@ -248,7 +248,7 @@ class Reassigner:
     def dropped(self, node: NodeId, shard: ShardId) -> None:
         """Take note that the old copy is gone."""
         if (node, shard) not in self._dropping:
-            raise OutOfOrderError("shard dropped", "have been told to go", (node, shard))
+            raise OutOfOrderError("shard dropped", "have an order to go", (node, shard))
         self._dropping.discard((node, shard))
 
     # What goes wrong

@@ -43,13 +43,13 @@ class Rollback:
     def task_reset(self, task: TaskId) -> None:
         """Take note that a task has forgotten."""
         if task not in self.resetting:
-            raise OutOfOrderError(f"task {task}", "have been told to reset", self._attempt)
+            raise OutOfOrderError(f"task {task}", "have an order to reset", self._attempt)
         self.resetting.discard(task)
 
     def store_rolled_back(self, node: NodeId) -> None:
         """Take note that a store has gone back."""
         if node not in self.restoring:
-            raise OutOfOrderError(f"store on {node!r}", "have been told to roll back", node)
+            raise OutOfOrderError(f"store on {node!r}", "have an order to roll back", node)
         self.restoring.discard(node)
 
     def forget_task(self, task: TaskId) -> None:

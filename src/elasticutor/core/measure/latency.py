@@ -31,6 +31,7 @@ _US = 1e6
 
 BUCKETS = 3287
 """How many there are; the last one has `MOST_S`."""
+_MOST_EACH = 2**63 // (2 * BUCKETS)  # so that no sum of counts overflows
 
 IntCounts: TypeAlias = npt.NDArray[np.int64]
 
@@ -86,7 +87,8 @@ class LatencyHistogram:
         fits = len(where) == len(many)
         if fits and len(where):  # in few steps: the driver does this for every measurement
             ascending = bool((where[1:] > where[:-1]).all())
-            fits = where[0] >= 0 and where[-1] < BUCKETS and ascending and many.min() > 0
+            counted = many.min() > 0 and many.max() <= _MOST_EACH
+            fits = where[0] >= 0 and where[-1] < BUCKETS and ascending and counted
         if not fits:
             raise BadValueError("buckets of latencies", "ascend, with counts above 0", buckets)
         made = cls.__new__(cls)

@@ -33,34 +33,34 @@ class ExecutorMetrics:
     latencies. It survives pickling. Negative and non-finite numbers are refused.
     """
 
-    seconds: float = 0.0
+    seconds: float
     """Length of the interval."""
-    core_seconds: float = 0.0
+    core_seconds: float
     """Cores times the seconds for which they were there."""
-    rows_arrived: int = 0
+    rows_arrived: int
     """Rows that the receiver took in."""
-    bytes_arrived: int = 0
+    bytes_arrived: int
     """Their size."""
-    rows_processed: int = 0
+    rows_processed: int
     """Rows that went through the operator."""
-    rows_out: int = 0
+    rows_out: int
     """Rows that the operator put out."""
-    useful_s: float = 0.0
+    useful_s: float
     """Time spent in the operator, over all cores; not the time blocked on queues or sockets."""
-    bytes_in: int = 0
+    bytes_in: int
     """Bytes that the tasks were given."""
-    bytes_out: int = 0
+    bytes_out: int
     """Bytes that the tasks put out."""
-    state_bytes: int = 0
+    state_bytes: int
     """Size of the state at the end of the interval (the paper's s)."""
-    backlog_rows: int = 0
-    """Rows that had arrived and were not processed at the end of the interval."""
     shard_rows: npt.NDArray[np.int64]
     """Rows processed, by shard."""
     shard_seconds: FloatArray
     """Useful time, by shard; as long as `shard_rows`."""
     latency: LatencyHistogram
     """Latencies of what was completed in the interval."""
+    backlog_rows: int = 0
+    """Rows that had arrived and were not processed at the end of the interval."""
 
     def __post_init__(self) -> None:
         for name in _AMOUNTS:
@@ -159,7 +159,8 @@ class ExecutorMetrics:
 
 
 _NEVER_NEGATIVE = (np.dtype(np.uint16), np.dtype(np.uint32))  # nor too large for 64 bits
-_AMOUNTS = tuple(field.name for field in fields(ExecutorMetrics) if field.default == 0)
+_NO_AMOUNTS = {"shard_rows", "shard_seconds", "latency"}
+_AMOUNTS = tuple(one.name for one in fields(ExecutorMetrics) if one.name not in _NO_AMOUNTS)
 _SUMS = tuple(name for name in _AMOUNTS if name not in ("state_bytes", "backlog_rows"))
 _DERIVED = (
     *("cores", "arrival_rate", "service_rate"),

@@ -139,8 +139,8 @@ class Scheduler:
         """Whether all executors have cores enough for what comes, and only a backlog to work off.
 
         To deal the cores out again meanwhile would delay that. But cores may do less than was
-        measured while they had less to do: who has enough of them, and yet a backlog that has not
-        fallen for a while, does not cope.
+        measured while they had less to do: an executor that has enough of them, and yet a backlog
+        that has not fallen for a while, does not cope.
         """
         if any(source.rate == math.inf for seen in topologies for source in seen.sources):
             return False
@@ -227,12 +227,12 @@ class Scheduler:
 
     def _share_out(self, now: float, proposal: Proposal, urgent: bool) -> CorePlan | None:
         config, cluster = self.config, proposal.cluster
-        astray = cluster.adrift or urgent
-        if not astray and proposal.gain < config.margin:
+        forced = cluster.adrift or urgent
+        if not forced and proposal.gain < config.margin:
             return None
         layout = proposal.layout
         changing = (who for who, old in cluster.cores.items() if old != layout.cores[who])
-        if not astray and any(
+        if not forced and any(
             now - self._memory[who].changed_at < config.cooldown_s for who in changing
         ):
             return None

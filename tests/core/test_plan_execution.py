@@ -25,36 +25,40 @@ def in_use(
 
 
 def test_cores_are_given_up_before_anything_is_granted() -> None:
-    dealing = PlanExecution({A: {N: 3}, B: {N: 1}})
+    execution = PlanExecution({A: {N: 3}, B: {N: 1}})
     has = {A: {N: 1}, B: {N: 3}}
-    assert dealing.give_up(has) == {B: {N: 1}}
+    assert execution.give_up(has) == {B: {N: 1}}
 
 
 def test_a_core_is_granted_only_when_the_task_on_it_is_gone() -> None:
-    dealing = PlanExecution({A: {N: 3}})
+    execution = PlanExecution({A: {N: 3}})
     promised = {A: {N: 1}, B: {N: 1}}
-    assert dealing.grant(promised, in_use(promised, {A: {N: 1}, B: {N: 3}}), {N: 4}) == {}
-    assert dealing.grant(promised, in_use(promised, {A: {N: 1}, B: {N: 2}}), {N: 4}) == {A: {N: 2}}
+    assert execution.grant(promised, in_use(promised, {A: {N: 1}, B: {N: 3}}), {N: 4}) == {}
+    assert execution.grant(promised, in_use(promised, {A: {N: 1}, B: {N: 2}}), {N: 4}) == {
+        A: {N: 2}
+    }
     promised[A] = {N: 2}
-    assert not dealing.done
-    assert dealing.waiting == (A,)
-    assert dealing.grant(promised, in_use(promised, {A: {N: 1}, B: {N: 1}}), {N: 4}) == {A: {N: 3}}
-    assert dealing.done
+    assert not execution.done
+    assert execution.waiting == (A,)
+    assert execution.grant(promised, in_use(promised, {A: {N: 1}, B: {N: 1}}), {N: 4}) == {
+        A: {N: 3}
+    }
+    assert execution.done
 
 
 def test_what_is_promised_and_not_there_yet_is_not_granted_twice() -> None:
-    dealing = PlanExecution({A: {N: 2}, B: {N: 2}})
+    execution = PlanExecution({A: {N: 2}, B: {N: 2}})
     promised = {A: {N: 1}, B: {N: 1}}
     there = {A: {N: 1}, B: {N: 1}}
-    assert dealing.grant(promised, in_use(promised, there), {N: 3}) == {A: {N: 2}}
+    assert execution.grant(promised, in_use(promised, there), {N: 3}) == {A: {N: 2}}
     promised[A] = {N: 2}
-    assert dealing.grant(promised, in_use(promised, there), {N: 3}) == {}
+    assert execution.grant(promised, in_use(promised, there), {N: 3}) == {}
 
 
 def test_one_that_changes_its_only_core_for_another_gets_that_at_once() -> None:
-    dealing = PlanExecution({A: {M: 1}, B: {N: 1}})
-    assert dealing.give_up({A: {N: 1}, B: {M: 1}}) == {A: {M: 1}, B: {N: 1}}
-    assert dealing.done
+    execution = PlanExecution({A: {M: 1}, B: {N: 1}})
+    assert execution.give_up({A: {N: 1}, B: {M: 1}}) == {A: {M: 1}, B: {N: 1}}
+    assert execution.done
 
 
 def test_those_who_share_keep_nobody_from_a_core_of_its_own() -> None:
@@ -65,16 +69,16 @@ def test_those_who_share_keep_nobody_from_a_core_of_its_own() -> None:
 
 
 def test_an_executor_that_is_forgotten_gets_nothing_more() -> None:
-    dealing = PlanExecution({A: {N: 2}})
-    dealing.forget(A)
-    assert dealing.done
-    assert dealing.grant({A: {N: 1}}, in_use({A: {N: 1}}, {}), {N: 8}) == {}
+    execution = PlanExecution({A: {N: 2}})
+    execution.forget(A)
+    assert execution.done
+    assert execution.grant({A: {N: 1}}, in_use({A: {N: 1}}, {}), {N: 8}) == {}
 
 
 def test_cores_on_a_node_that_is_gone_are_never_granted() -> None:
-    dealing = PlanExecution({A: {N: 1, M: 1}})
-    assert dealing.grant({A: {N: 1}}, in_use({A: {N: 1}}, {A: {N: 1}}), {N: 4}) == {}
-    assert not dealing.done
+    execution = PlanExecution({A: {N: 1, M: 1}})
+    assert execution.grant({A: {N: 1}}, in_use({A: {N: 1}}, {A: {N: 1}}), {N: 4}) == {}
+    assert not execution.done
 
 
 cores = st.dictionaries(st.sampled_from([N, M, NodeId("o")]), st.integers(0, 3), min_size=1)
@@ -100,14 +104,14 @@ def test_every_plan_that_fits_is_carried_out_and_no_node_gives_more_than_it_has(
         for mine in each.values():
             total.update(mine)
         nodes |= total
-    dealing = PlanExecution(wants)
+    execution = PlanExecution(wants)
     swapping = {who for who in has if not set(has[who]) & set(wants[who])}
     promised = {who: dict(mine) for who, mine in has.items()}
-    promised |= dealing.give_up(promised)
+    promised |= execution.give_up(promised)
     there = dict(promised)  # everybody has left
-    while not dealing.done:
-        orders = dealing.grant(promised, in_use(promised, there), nodes)
-        assert orders or dealing.done
+    while not execution.done:
+        orders = execution.grant(promised, in_use(promised, there), nodes)
+        assert orders or execution.done
         promised |= orders
         used: Counter[NodeId] = Counter()
         for mine in promised.values():
