@@ -74,18 +74,6 @@ class StateCache:
     `cache.get(shard, key, []).append(x)` needs no `set`. That goes for defaults too: one that can
     be changed becomes the key's state, as with `dict.setdefault`; to look without leaving anything
     behind, ask with an immutable one, or for `exists`.
-
-    Example:
-        >>> from elasticutor.state.backend import MemoryBackend
-        >>> from elasticutor.state.levels import Levels
-        >>> store = Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
-        >>> cache = StateCache(store, Codec(str.encode), Attempt(1), Epoch(1))
-        >>> cache.get(ShardId(0), "user", []).append("click")
-        >>> cache.flush() > 0
-        True
-        >>> other = StateCache(store, Codec(str.encode), Attempt(1), Epoch(1))
-        >>> other.get(ShardId(0), "user")
-        ['click']
     """
 
     def __init__(
@@ -166,12 +154,8 @@ class StateCache:
     ) -> KeyArray | None:
         """A handle on the states of distinct whole numbers, which are bytes of one size.
 
-        None if there are states that have been used in other ways: then `handles` has them.
-
-        Args:
-            shards: Says the shard of each key; only asked if a key is new here.
-            keys: Whole numbers of any width.
-            item_bytes: The size of each state.
+        None if states have been used in other ways: then `handles` has them. `shards` says the
+        shard of each key, and is only asked if a key is new here.
         """
         if not self._packs:
             return None
@@ -298,10 +282,7 @@ class StateCache:
             self.forget_all()
 
     def open_epoch(self, attempt: Attempt, epoch: Epoch) -> None:
-        """Count what changes from now on to another attempt or epoch.
-
-        Only when everything that has changed is written, or set apart.
-        """
+        """Count changes to another attempt or epoch; all until now must be written or set apart."""
         if self.dirty:
             raise OutOfOrderError(
                 "state changed in an epoch", "be flushed before the next one", (self.epoch, epoch)
@@ -462,13 +443,7 @@ _SPECIAL: Final = frozenset({type(_ABSENT), _Encoded})
 def _slices(
     changes: Iterable[tuple[ShardId, list[tuple[bytes, Value]]]], size: int
 ) -> Iterator[list[tuple[ShardId, list[tuple[bytes, Value]], bool]]]:
-    """Shards' changes in slices of this size; and of each part whether it is the last of its shard.
-
-    Example:
-        >>> changes = [(ShardId(0), []), (ShardId(1), [(b"a", b"1"), (b"b", b"2"), (b"c", None)])]
-        >>> list(_slices(changes, 2))
-        [[(1, [(b'a', b'1'), (b'b', b'2')], False)], [(1, [(b'c', None)], True)]]
-    """
+    """Shards' changes in slices of this size; of each part whether it is the last of its shard."""
     some: list[tuple[ShardId, list[tuple[bytes, Value]], bool]] = []
     room = size
     for shard, items in changes:

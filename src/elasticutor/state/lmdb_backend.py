@@ -54,13 +54,6 @@ class LmdbBackend:
 
     Each process has one of its own for a directory, made or attached after any fork, and uses it
     from one thread at a time; only what it has on `hold` may be read in another.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as path, LmdbBackend.create(path, map_size=2**20) as backend:
-        ...     backend.put("committed", ShardId(3), [(b"k", b"1"), (b"gone", None)])
-        ...     backend.get("committed", ShardId(3), b"k"), backend.shards("committed")
-        (b'1', (3,))
     """
 
     def __init__(self, environment: lmdb.Environment) -> None:
@@ -75,16 +68,10 @@ class LmdbBackend:
 
     @classmethod
     def create(cls, path: str, *, map_size: int) -> Self:
-        """A new, empty environment in a directory that exists.
+        """A new, empty environment in a directory that exists; in shared memory it is fast.
 
-        Args:
-            path: The directory; in shared memory, where there is enough.
-            map_size: The most that the environment may grow to, in bytes. Address space and not
-                memory: what is not used costs nothing.
-
-        Raises:
-            BadValueError: The map is too small, or the directory has an environment already.
-            OSError: The directory does not exist, or cannot be written.
+        `map_size` is the most bytes that it may grow to: address space, not memory, so what is not
+        used costs nothing.
         """
         if map_size < _SMALLEST_MAP:
             raise BadValueError("map size of a store", f"be at least {_SMALLEST_MAP}", map_size)
@@ -93,12 +80,7 @@ class LmdbBackend:
 
     @classmethod
     def attach(cls, path: str) -> Self:
-        """The environment that another process has created in the directory, with its map size.
-
-        Raises:
-            BadValueError: There is none.
-            lmdb.Error: This process has it open already.
-        """
+        """The environment that another process has created in the directory, with its map size."""
         if not Path(path, "data.mdb").is_file():
             hint = "let the node's keeper create it first"
             raise BadValueError("store", "have been created", path, hint)
@@ -140,10 +122,7 @@ class LmdbBackend:
         return pages * stat["psize"]
 
     def check_readers(self) -> int:
-        """Free what killed processes were reading when they died; returns how many there were.
-
-        Until then, the pages that they saw cannot be used again.
-        """
+        """Free the pages that killed processes were reading; return how many processes."""
         return self._environment.reader_check()
 
     # Transactions
@@ -152,10 +131,8 @@ class LmdbBackend:
         """Let everything inside be one write: all of it is kept, or after an exception nothing.
 
         Raises:
-            StateFullError: There is no room; nothing was written, and the store is as usable as
-                before.
-            ProtocolError: It is within a `reading`, or something inside had failed and yet the
-                transaction was to be kept; or the process is not the one that opened the store.
+            StateFullError: There is no room; the store stays usable.
+            ProtocolError: It is within a `reading`, a part had failed, or the process has forked.
         """
         if self._transaction is None:
             return self._outermost()
@@ -300,11 +277,7 @@ class LmdbBackend:
         return len(found)
 
     def hold(self, table: str, shards: Collection[ShardId]) -> Held:
-        """Some shards of a table as they are now, to be read later.
-
-        Until it is read or released, LMDB uses no page again that is freed meanwhile: do not let it
-        wait for long.
-        """
+        """Some shards as they are now, to be read soon: until then LMDB reuses no freed page."""
         return _Held(self._open, self._begin(write=False), table, shards)
 
     def load(self, name: str) -> tuple[int, ...]:
@@ -393,11 +366,7 @@ class _Held:
         self._shards = shards
 
     def read(self) -> dict[ShardId, Columns]:
-        """The records of each shard that has any, in the order of their keys; only once.
-
-        Raises:
-            ProtocolError: The store was closed meanwhile.
-        """
+        """The records of each shard that has any, in the order of their keys; only once."""
         found: dict[ShardId, Columns] = {}
         try:
             for shard in self._shards:

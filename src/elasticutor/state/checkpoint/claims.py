@@ -106,10 +106,7 @@ class Claim:
 
 
 class Lease:
-    """This run's claim on a checkpoint.
-
-    Only `Checkpoint` makes one; `take` waits for the one before it.
-    """
+    """This run's claim on a checkpoint; only `Checkpoint` makes one."""
 
     def __init__(self, location: Location, claim: Claim) -> None:
         self._location = location
@@ -126,19 +123,10 @@ class Lease:
         least: int,
         say: Say,
     ) -> Self:
-        """Claim the checkpoint.
-
-        Args:
-            location: The checkpoint.
-            run: Who wants it.
-            lease_s: For how long a claim counts that is not renewed.
-            timeout_s: How long to wait for it at most.
-            least: The number must be larger than this.
-            say: Called with what is waited for.
+        """Claim the checkpoint with a number above `least`; waits for the claim before it to end.
 
         Raises:
-            InUseError: Another run has it.
-            StorageError: The storage refuses.
+            InUseError: Another run has it, or renewed its claim within `timeout_s`.
         """
         until = time.monotonic() + timeout_s
         holder = Holder.here(run)
@@ -165,11 +153,7 @@ class Lease:
         return self._claim.number
 
     def require(self) -> None:
-        """Make sure that no other run has taken the checkpoint over.
-
-        Raises:
-            InUseError: One has.
-        """
+        """Raise `InUseError` if another run has taken the checkpoint over."""
         own = self._claim.path.rpartition("/")[2]
         names = _names(self._location)
         # One of the same number will be taken back: its writer sees this one.

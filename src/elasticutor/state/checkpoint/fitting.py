@@ -36,11 +36,7 @@ def require_fit(
     forms: Mapping[str, StateForm],
     sources: Mapping[str, int],
 ) -> None:
-    """Refuse a checkpoint that has state or offsets which the topology has no place for.
-
-    Raises:
-        MismatchError: It has.
-    """
+    """Refuse a checkpoint that has state or offsets which the topology has no place for."""
     where = f"checkpoint {location.uri}"
     for name, old in manifest.forms.items():
         new = forms.get(name)

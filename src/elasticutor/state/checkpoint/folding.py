@@ -49,19 +49,8 @@ def fold(
 ) -> StateFile | None:
     """Write what some files of an executor have together, oldest first, into one.
 
-    None if that is nothing: all keys were deleted.
-
-    Args:
-        location: The checkpoint.
-        form: How the operator's state is kept.
-        files: What to fold.
-        whole: Whether there is nothing older, so that deletions can be left out.
-        attempt: For the name of the file.
-        writer: For the name of the file.
-
-    Raises:
-        DamagedError: A file is not as it was written; then nothing is.
-        StorageError: The storage refuses.
+    `whole`: nothing older is left, so deletions can be left out. None if that is nothing: all
+    keys were deleted. `attempt` and `writer` name the file. A damaged file folds nothing.
     """
     table = newest([read_table(location, file) for file in files], drop_deleted=whole)
     if not len(table):

@@ -29,13 +29,7 @@ Kind = Literal["increment", "snapshot"]
 
 @dataclass(frozen=True, slots=True)
 class StateForm:
-    """How one operator's state is kept.
-
-    Example:
-        >>> form = StateForm("counts", executors=2, shards=256, key=(("user", "int64"),))
-        >>> form.executor_names
-        ('counts.0', 'counts.1')
-    """
+    """How one operator's state is kept."""
 
     operator: str
     executors: int
@@ -124,11 +118,7 @@ class StateFile:
 
     @classmethod
     def from_note(cls, note: Mapping[str, Any]) -> Self:
-        """What `as_note` was made of.
-
-        Raises:
-            BadValueError: It was made of something else.
-        """
+        """What `as_note` was made of; refuses anything else."""
         wanted = {field.name: int if field.name in _NUMBERS else str for field in fields(cls)}
         if {name: type(value) for name, value in ({"content": ""} | dict(note)).items()} != wanted:
             raise BadValueError("note of a state file", f"have {list(wanted)}", dict(note))

@@ -36,13 +36,6 @@ class Location:
     What is written appears whole or not at all, and is durable when `write` returns. On disks and
     in HDFS it is written under another name and then renamed; on a disk also `fsync`ed, its folder
     included. In object stores a file appears when it is complete, anyway.
-
-    Example:
-        >>> import tempfile
-        >>> location = Location.at(tempfile.mkdtemp())
-        >>> location.write("some/file.txt", b"hello")
-        >>> location.names("some"), location.read("some/file.txt").to_pybytes()
-        (['file.txt'], b'hello')
     """
 
     def __init__(self, uri: str, filesystem: fs.FileSystem, root: str) -> None:
@@ -58,10 +51,6 @@ class Location:
 
         A path that is relative or begins with `~` is made whole here and now, because other
         processes have other working directories.
-
-        Raises:
-            BadValueError: There can be no such location.
-            StorageError: There can, but it cannot be reached from here.
         """
         text: Any = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
         if not isinstance(text, str) or not text.strip() or "\0" in text:
@@ -103,8 +92,7 @@ class Location:
     def write(self, path: str, data: pa.Buffer | bytes) -> None:
         """Let there be a file with this content, instead of what may have been there.
 
-        Raises:
-            StorageError: It could not be written; then there is at most what was there before.
+        If that fails, there is at most what was there before.
         """
         place = f"{self._root}/{path}"
         try:
@@ -118,12 +106,7 @@ class Location:
             raise refused(self.full(path), "be written", error) from error
 
     def read(self, path: str) -> pa.Buffer:
-        """The content of a file.
-
-        Raises:
-            AbsentError: There is no such file.
-            StorageError: It cannot be read.
-        """
+        """The content of a file; raises `AbsentError` if there is none."""
         place = f"{self._root}/{path}"
         try:
             if self._local:

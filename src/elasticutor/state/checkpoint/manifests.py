@@ -103,11 +103,7 @@ class Manifest:
         return frozenset(file.path for file in self.files if not file.inline)
 
     def as_bytes(self) -> bytes:
-        """JSON with a checksum of itself, always the same for the same manifest.
-
-        Raises:
-            BadValueError: A note is not plain.
-        """
+        """JSON with a checksum of itself, always the same for the same manifest."""
         body = {
             "epoch": self.epoch,
             "attempt": self.attempt,
@@ -129,13 +125,7 @@ class Manifest:
 
     @classmethod
     def read(cls, location: Location, name: ManifestName) -> Self:
-        """The manifest of this name.
-
-        Raises:
-            DamagedError: It is torn, changed, or not there.
-            LayoutError: It is of another layout.
-            StorageError: It cannot be read.
-        """
+        """The manifest of this name; refuses one that is torn, changed, gone or of other layout."""
         where = location.full(name.path)
         try:
             data = location.read(name.path).to_pybytes()
@@ -163,12 +153,7 @@ class Manifest:
 
 
 def checked(data: bytes, where: str) -> dict[str, Any]:
-    """What is within a file of JSON with a checksum.
-
-    Raises:
-        DamagedError: A byte is not as it was.
-        LayoutError: It is of another layout.
-    """
+    """What is within a file of JSON with a checksum; refuses changed bytes and other layouts."""
     try:
         whole = json.loads(data)
         layout, body = whole["layout"], whole["content"]
@@ -258,11 +243,7 @@ def epochs_of(location: Location) -> list[Listed]:
 
 
 def manifest_of(location: Location, epoch: Epoch) -> Manifest | None:
-    """The manifest that counts of an epoch; None for epoch 0 if that has none.
-
-    Raises:
-        DamagedError: There is none, or it is damaged.
-    """
+    """The manifest that counts of an epoch; None for epoch 0 if that has none."""
     name = next((name for name in names_of(location) if name.epoch == epoch), None)
     if name is not None:
         return Manifest.read(location, name)

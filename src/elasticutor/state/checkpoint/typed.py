@@ -38,17 +38,7 @@ Values = Sequence[bytes | None]
 
 
 class TypedValues:
-    """Turns an operator's states into typed columns and back.
-
-    Example:
-        >>> typed = TypedValues("visits", pa.schema({"n": pa.int64(), "last": pa.string()}))
-        >>> states = [encode((3, "Oslo")), encode({"n": 1, "last": None}), None]
-        >>> values, shapes = typed.columns([encode(1), encode(2), encode(3)], states)
-        >>> values.to_pylist()
-        [{'n': 3, 'last': 'Oslo'}, {'n': 1, 'last': None}, None]
-        >>> [data and decode(data) for data in typed.states(values, shapes)]
-        [(3, 'Oslo'), {'n': 1, 'last': None}, None]
-    """
+    """Turns an operator's states into typed columns and back."""
 
     def __init__(self, operator: str, schema: pa.Schema) -> None:
         self._operator = operator
@@ -61,11 +51,7 @@ class TypedValues:
         self._dtypes = _element_types(self._kinds)
 
     def columns(self, keys: Sequence[bytes], values: Values) -> tuple[pa.Array, pa.Array]:
-        """The columns `value` and `shape`.
-
-        Raises:
-            BadValueError: A state does not fit.
-        """
+        """The columns `value` and `shape`; refuses a state that does not fit."""
         shapes = np.zeros(len(values), np.int8)
         rows: list[tuple[Any, ...]] = []
         elements: list[bytes] = []

@@ -38,16 +38,8 @@ def difference(
 ) -> Difference:
     """Which keys an operator got, lost and changed between two epochs.
 
-    Args:
-        reader: Of the checkpoint.
-        operator: Whose keys.
-        before: The earlier epoch; the one before `after` by default.
-        after: The later epoch; the newest by default.
-        unpickle: As in `StateReader.show`.
-
-    Raises:
-        BadValueError: There is no such operator.
-        CheckpointError: The checkpoint, or one of the epochs, cannot be read.
+    By default `after` is the newest epoch, and `before` the one before it; `unpickle` is as in
+    `StateReader.show`.
     """
 
     def compare(new: Manifest) -> Difference:

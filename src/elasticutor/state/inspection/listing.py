@@ -94,12 +94,7 @@ class Checked:
 
 
 def epochs_kept(reader: StateReader) -> list[EpochKept]:
-    """All epochs that there are manifests of, newest first.
-
-    Raises:
-        MismatchError: There are none.
-        StorageError: The storage refuses.
-    """
+    """All epochs that there are manifests of, newest first; refuses a place without any."""
     return [_kept(reader.location, listed) for listed in _listed(reader)]
 
 
@@ -121,13 +116,7 @@ def check_files(
 ) -> Checked:
     """Read every file of every epoch that can be gone back to, and compare it with its checksum.
 
-    Args:
-        reader: Of the checkpoint.
-        progress: Called with what was found so far, and how many files there are.
-
-    Raises:
-        MismatchError: There is no checkpoint.
-        StorageError: The folder cannot be listed.
+    `progress` is called with what was found so far, and how many files there are.
     """
     location = reader.location
     listed = [one for one in _listed(reader) if one.current]

@@ -90,18 +90,7 @@ class Shown:
 
 
 def key_of(data: bytes) -> Any:
-    """A key as the operator sees it, without ever running code.
-
-    Raises:
-        BadValueError: Something in it is pickled, which no key of ours is.
-
-    Example:
-        >>> key_of(encode_key(("Oslo", 7)))
-        ('Oslo', 7)
-        >>> key_of(b"(" + (4).to_bytes(4, "big") + b"*abc")
-        Traceback (most recent call last):
-        elasticutor.errors.BadValueError: key in a checkpoint must not be pickled; got b'*abc'
-    """
+    """A key as the operator sees it, without ever running code: refuses anything pickled in it."""
     _require_no_pickle(data)
     return decode(data)
 
@@ -149,32 +138,7 @@ def type_of(text: str) -> pa.DataType | None:
 
 
 class StateReader:
-    """Reads a checkpoint, and neither claims nor changes it.
-
-    Example:
-        >>> import tempfile
-        >>> from elasticutor.core.protocol.ids import Attempt, ShardId
-        >>> from elasticutor.state.checkpoint import Checkpoint, write_increment
-        >>> from elasticutor.state.codec import encode
-        >>> from elasticutor.state.levels import Record
-        >>> where = tempfile.mkdtemp()
-        >>> form = StateForm("counts", executors=1, shards=1, key=(("city", "string"),))
-        >>> checkpoint = Checkpoint.open(
-        ...     where, run="monday", topology="demo", forms=[form], sources={"clicks": 1}
-        ... )
-        >>> attempt = Attempt(checkpoint.first_attempt + 1)
-        >>> changes = {ShardId(0): [Record(encode_key("Oslo"), Epoch(1), encode(3))]}
-        >>> file = write_increment(
-        ...     checkpoint.location, form, "counts.0", "node-0", attempt, Epoch(1), changes
-        ... )
-        >>> checkpoint.commit(Epoch(1), attempt, [file], {"clicks.0": 17})
-        >>> reader = StateReader(where)
-        >>> reader.show("counts").entries
-        (Entry(executor=0, shard=0, key='Oslo', value=3),)
-        >>> reader.find("counts", ["Bern", "Oslo"]).entries
-        (Entry(executor=0, shard=0, key='Oslo', value=3),)
-        >>> checkpoint.release()
-    """
+    """Reads a checkpoint, and neither claims nor changes it."""
 
     def __init__(self, uri: str | os.PathLike[str]) -> None:
         self.location = Location.at(uri)
@@ -185,12 +149,7 @@ class StateReader:
         return f"checkpoint {self.location.uri}"
 
     def names(self) -> list[ManifestName]:
-        """Of all manifests.
-
-        Raises:
-            MismatchError: There are none.
-            StorageError: The storage refuses.
-        """
+        """Of all manifests; refuses a place without any."""
         names = names_of(self.location)
         if not names:
             raise self._nothing()
@@ -199,11 +158,7 @@ class StateReader:
     def manifest(self, epoch: int | None = None) -> Manifest:
         """The manifest that counts of an epoch, the newest by default.
 
-        Raises:
-            DamagedError: It is damaged; the message says which other epochs there are.
-            LayoutError: It is of another layout.
-            MismatchError: There is no checkpoint, or no such epoch.
-            StorageError: The storage refuses.
+        If it is damaged or there is no such epoch, the error says which others there are.
         """
         try:
             return Manifest.read(self.location, self._named(epoch))
@@ -214,13 +169,7 @@ class StateReader:
         return Manifest.read(self.location, self._named(epoch))
 
     def steadily(self, epoch: int | None, read: Callable[[Manifest], T]) -> T:
-        """Read something by a manifest, and once more by the newest one if a file has vanished.
-
-        Raises:
-            DamagedError: A file is damaged, or gone although it is still listed.
-            MismatchError: There is no such epoch, or no more.
-            StorageError: The storage refuses.
-        """
+        """Read something by a manifest, and once more by the newest one if a file has vanished."""
         manifest = self.manifest(epoch)
         try:
             return read(manifest)
@@ -239,11 +188,7 @@ class StateReader:
             raise DamagedError(error.who, error.must, error.got, hint) from error
 
     def form(self, manifest: Manifest, operator: str) -> StateForm:
-        """How the operator's state is kept.
-
-        Raises:
-            BadValueError: There is no such operator; the message says which there are.
-        """
+        """How the operator's state is kept; if it has none, the error says which operators have."""
         form = manifest.forms.get(operator)
         if form is None:
             must = f"be one of those in {self.name}: {', '.join(sorted(manifest.forms)) or 'none'}"
@@ -258,18 +203,10 @@ class StateReader:
         limit: int | None = None,
         unpickle: bool = False,
     ) -> Shown:
-        """Keys and their states, by executor and shard.
+        """Keys and their states, by executor and shard; of the newest epoch by default.
 
-        Args:
-            operator: Whose.
-            epoch: As of which epoch; the newest by default.
-            limit: How many at most; all by default.
-            unpickle: Whether to unpickle what is pickled. That runs code which is in the
-                checkpoint: do it only if you trust all who can write there.
-
-        Raises:
-            BadValueError: There is no such operator.
-            CheckpointError: The checkpoint, or the epoch, cannot be read.
+        Pickled states are only unpickled on request. That runs code which is in the checkpoint: do
+        it only if you trust all who can write there.
         """
 
         def read(manifest: Manifest) -> Shown:
@@ -296,12 +233,7 @@ class StateReader:
         epoch: int | None = None,
         unpickle: bool = False,
     ) -> Shown:
-        """The state of the first of some keys that has one; other executors are not read.
-
-        Raises:
-            BadValueError: There is no such operator, or none of the keys has state.
-            CheckpointError: The checkpoint, or the epoch, cannot be read.
-        """
+        """The state of the first of some keys that has one; other executors are not read."""
 
         def read(manifest: Manifest) -> Shown:
             form = self.form(manifest, operator)
@@ -324,11 +256,7 @@ class StateReader:
         return self.steadily(epoch, read)
 
     def before(self, epoch: int) -> Epoch:
-        """The epoch before this one that can be gone back to.
-
-        Raises:
-            MismatchError: There is none.
-        """
+        """The epoch before this one that can be gone back to."""
         there = sorted({name.epoch for name in standing(self.names())})
         earlier = [other for other in there if other < epoch]
         if not earlier:
