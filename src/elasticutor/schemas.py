@@ -121,21 +121,7 @@ def closest(name: str, known: Iterable[str]) -> str:
 def columns_read(who: str, columns: Any, known: Sequence[str], of: str) -> tuple[str, ...] | None:
     """Return the columns that an operator says it reads (`Operator.columns`); None: all of them.
 
-    Args:
-        who: The operator, for errors.
-        columns: What it says.
-        known: The columns that there are.
-        of: What has these, for errors.
-
-    Raises:
-        BadValueError: It says something else, or names a column that is not there.
-
-    Example:
-        >>> columns_read("operator 'counts'", ["use"], ["user", "at"], "its input")
-        Traceback (most recent call last):
-            ...
-        elasticutor.errors.BadValueError: columns of operator 'counts' must be columns of its \
-input; got 'use'. Hint: did you mean 'user'?
+    `who` names the operator in errors, and `of` what has the `known` columns.
     """
     if columns is None:
         return None

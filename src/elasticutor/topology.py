@@ -123,9 +123,6 @@ class Topology:
             name: Its name.
             source: Where its tuples come from.
             tasks: How many processes read it; as many as the source says if left out.
-
-        Raises:
-            BadValueError: Name, source or number cannot be.
         """
         who = f"source {name!r}"
         self._require_new("source", name)
@@ -185,16 +182,7 @@ class Topology:
         return self._add(stage)
 
     def sink(self, name: str, sink: Sink, inputs: Stream | Sequence[Stream]) -> None:
-        """Add a sink.
-
-        Args:
-            name: Its name.
-            sink: Where the tuples go.
-            inputs: The stream it takes, or several of one schema.
-
-        Raises:
-            BadValueError: Something of this cannot be; the message says what and why.
-        """
+        """Add a sink, which takes one stream, or several of one schema."""
         who = f"sink {name!r}"
         self._require_new("sink", name)
         require_instance(who, sink, Sink)
@@ -205,9 +193,7 @@ class Topology:
     def connect(self, stream: Stream, name: str) -> None:
         """Let an operator or a sink that is there already take one more stream.
 
-        Raises:
-            BadValueError: There is no such operator or sink, it has the stream already, the schema
-                is another one, or the streams would run in a circle.
+        Refuses a stream that it has already, one of another schema, and a circle of streams.
         """
         stage = self._stages.get(name)
         if stage is None or stage.role == "source":
@@ -223,12 +209,7 @@ class Topology:
         stage.inputs.append(stream.name)
 
     def plan(self) -> Plan:
-        """All of it, checked and pickled.
-
-        Raises:
-            BadValueError: There is no operator, no taker of a stream, or something cannot be
-                pickled.
-        """
+        """All of it, checked and pickled; what cannot be run or pickled is refused."""
         stages = self._ordered()
         if not any(stage.role == "operator" for stage in stages):
             hint = "Spark alone carries tuples from a source to a sink"

@@ -20,18 +20,9 @@ _OBJECTS = ("s3", "gcs", "abfs")
 def require_uri(uri: Any) -> str:
     """Return a location as text; a path without a scheme becomes absolute, as of this process.
 
-    Raises:
-        BadValueError: It is not a location.
-
     Example:
         >>> require_uri("s3://bucket/out/"), require_uri("/data/out")
         ('s3://bucket/out/', '/data/out')
-        >>> require_uri("ftp://host/out")
-        Traceback (most recent call last):
-            ...
-        elasticutor.errors.BadValueError: uri must be a path, or begin with file://, hdfs://, \
-viewfs://, s3://, gs://, gcs://, abfs:// or abfss://; got 'ftp://host/out'. Hint: for others give \
-filesystem=…, and the path in it
     """
     text = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
     scheme, found, _ = text.partition("://") if isinstance(text, str) else ("", "", "")
@@ -43,24 +34,7 @@ filesystem=…, and the path in it
 
 
 class Folder:
-    """Files by their names, which are relative to the folder.
-
-    Args:
-        filesystem: Where it is.
-        path: Of the folder there.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as home:
-        ...     folder = Folder.at(home)
-        ...     folder.make("new")
-        ...     with folder.create("new/a") as stream:
-        ...         _ = stream.write(b"all of it")
-        ...     folder.publish([("new/a", "a")])
-        ...     folder.publish([("new/a", "a")])  # again: nothing to do
-        ...     folder.names(), folder.names("new")
-        (['a'], [])
-    """
+    """Files by their names, which are relative to the folder."""
 
     def __init__(self, filesystem: fs.FileSystem, path: str) -> None:
         self._fs = filesystem

@@ -108,10 +108,7 @@ class Source(ABC):
 
     @abstractmethod
     def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
-        """Return a reader for one of several tasks.
+        """Return a reader for a task, counted from 0; all tasks together give every tuple once.
 
-        Args:
-            task: Which one, from 0.
-            tasks: How many there are; together they give every tuple once.
-            offset: Where to go on, as this task's reader had it; None to begin.
+        `offset` is where to go on, as this task's reader had it; None to begin.
         """

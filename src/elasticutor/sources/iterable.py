@@ -28,17 +28,11 @@ class IterableSource(Source):
         tasks: How many processes read it, unless the topology says otherwise.
         batch_rows: How many rows make a batch, if they are rows.
 
-    Raises:
-        BadValueError: Something does not fit the schema.
-
     Example:
-        >>> source = IterableSource([("ann", 1), {"user": "bob", "clicks": 2}], "user string, \
-clicks int")
-        >>> reader = source.open(0, 1, None)
+        >>> rows = [("ann", 1), {"user": "bob", "clicks": 2}]
+        >>> reader = IterableSource(rows, "user string, clicks int").open(0, 1, None)
         >>> reader.poll(0.0, 100).batch.to_pylist()
         [{'user': 'ann', 'clicks': 1}, {'user': 'bob', 'clicks': 2}]
-        >>> reader.offset, reader.exhausted
-        ((1, 0), True)
     """
 
     def __init__(

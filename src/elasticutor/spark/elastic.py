@@ -190,11 +190,7 @@ def _place(query: QuerySeen, checkpoint: str | None, name: str) -> str:
 def _require_state(query: QuerySeen, name: str, epoch: int, checkpoint: str | None) -> None:
     """Refuse to begin without state where the state seems to have another name.
 
-    Args:
-        query: The query's folder.
-        name: The state's name now.
-        epoch: The next epoch; a new query begins with 1.
-        checkpoint: The location that the user gave, if any.
+    A new query begins with epoch 1; `checkpoint` is the location that the user gave, if any.
     """
     if epoch == 1 or Location.at(_place(query, checkpoint, name)).names(""):
         return

@@ -120,21 +120,11 @@ def prepare(
 ) -> Prepared:
     """Check everything, and return what the engine takes.
 
-    Args:
-        df: Where the rows come from.
-        operators: By name.
-        key: What says which state a row belongs to: a column by its name, a column within a struct
-            (`"a.b"`), a `Column`, an expression in SQL (`"a % 10"`), or several of these. What is
-            no column of the DataFrame becomes one, named as the expression reads, or by its alias.
-        executors: How many elastic executors each operator has.
-        shards: How many shards each of them has.
-        cores: How many cores each of them has to begin with.
-        tagged: Whether the output is a column `operator` with the name of the operator that made a
-            row, and a struct of its output for each of them. By default, if there are several.
-
-    Raises:
-        BadValueError: Something of this cannot be; the message says what and why.
-        UnsupportedKeyError: A column of the key is of a type that cannot be one.
+    A key is a column by its name, a column within a struct (`"a.b"`), a `Column`, an expression in
+    SQL (`"a % 10"`), or several of these. What is no column of the DataFrame becomes one, named as
+    the expression reads, or by its alias. If `tagged`, by default if there are several operators,
+    the output is a column `operator` with the name of the operator that made a row, and a struct of
+    its output for each of them.
     """
     _require_frame(df)
     _require_operators(operators, tagged)
@@ -216,14 +206,7 @@ def _needed(
     names: Sequence[str],
     columns: Mapping[str, Column],
 ) -> DataFrame:
-    """Return the frame of the columns that an operator reads, and of those of the key.
-
-    Args:
-        df: What the user gave.
-        operators: By name.
-        names: Of the columns of the key.
-        columns: Those of them that df does not have.
-    """
+    """Return the frame of the columns that an operator reads, and of `names`, those of the key."""
     wanted: set[str] = set(names)
     for name, operator in operators.items():
         known = [*df.columns, *columns]
@@ -423,12 +406,7 @@ def _from_arrow(who: str, output: pa.Schema) -> StructType:
 
 
 def _simplified(kind: Any, *, nullable: bool = False) -> Any:
-    """Return a type with plain strings in place of strings of a given length.
-
-    Args:
-        kind: Any type.
-        nullable: Let everything in it be nullable.
-    """
+    """Return a type with plain strings in place of strings of a given length."""
 
     def inner(part: DataType) -> DataType:
         simple: DataType = _simplified(part, nullable=nullable)

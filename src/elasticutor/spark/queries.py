@@ -43,11 +43,7 @@ class SparkWays:
     """Asks a session; safe for several threads.
 
     Some of this is not in PySpark's public interface, and is asked of the JVM. Each of these names
-    is used in one place, here.
-
-    Args:
-        spark: The session.
-        direct: Whether outputs go straight into the sink, without an exchange.
+    is used in one place, here. `direct`: outputs go straight into the sink, without an exchange.
     """
 
     def __init__(self, spark: SparkSession, *, direct: bool = False) -> None:

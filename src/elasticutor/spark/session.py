@@ -43,12 +43,7 @@ class SparkResources:
 
 
 def require_session(spark: Any) -> SparkSession:
-    """Refuse what cannot host a cluster.
-
-    Raises:
-        BadValueError: It is no session, one of Spark Connect, or pyspark is too old.
-        ClusterError: Its SparkContext is stopped.
-    """
+    """Refuse what cannot host a cluster: an old pyspark, Spark Connect, a stopped session."""
     version = tuple(int(part) for part in re.findall(r"\d+", pyspark.__version__)[:2])
     if version < OLDEST:
         wanted = ".".join(map(str, OLDEST))

@@ -25,17 +25,7 @@ _CONVERTING = (pa.ArrowException, TypeError, ValueError, ArithmeticError, Attrib
 
 
 class RowsToArrow:
-    """Makes record batches of one schema from what a data source yields.
-
-    Args:
-        who: What errors call the data source.
-        schema: Of the batches.
-
-    Example:
-        >>> table = RowsToArrow("data source 'clicks'", pa.schema([("user", pa.string())]))
-        >>> table.batch([("ann",), Row(user="bob")]).to_pydict()
-        {'user': ['ann', 'bob']}
-    """
+    """Makes record batches of one schema from what a data source yields; errors name it `who`."""
 
     def __init__(self, who: str, schema: pa.Schema) -> None:
         self._who = who
@@ -99,13 +89,7 @@ class RowsToArrow:
 
 
 class ArrowToRows:
-    """Makes Spark's Rows from record batches of one schema.
-
-    Example:
-        >>> rows = ArrowToRows(pa.schema([("user", pa.string())]))
-        >>> list(rows.rows(pa.record_batch({"user": ["ann", "bob"]})))
-        [Row(user='ann'), Row(user='bob')]
-    """
+    """Makes Spark's Rows from record batches of one schema."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._row = Row(*schema.names)

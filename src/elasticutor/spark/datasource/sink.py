@@ -69,10 +69,6 @@ class DataSourceSink(Sink):
         flush_rows: How many rows are kept at most, give or take a batch, without a checkpoint.
         flush_s: How old the oldest may become, about, without a checkpoint.
 
-    Raises:
-        BadValueError: It is not a data source, has no writer or cannot be pickled, or another
-            argument is impossible.
-
     Example:
         >>> from pyspark.sql.datasource import DataSource, DataSourceStreamWriter
         >>> class Printer(DataSource):

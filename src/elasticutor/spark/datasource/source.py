@@ -77,32 +77,24 @@ class DataSourceSource(Source):
             source that limits what a range has is never read faster than one range in that time.
         tasks: Only 1.
 
-    Raises:
-        BadValueError: It is not a data source, has no stream reader or cannot be pickled, or
-            another argument is impossible.
-
     Example:
         >>> from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
         >>> class Ticks(DataSource):
         ...     def schema(self):
         ...         return "tick long"
         ...     def simpleStreamReader(self, schema):
-        ...         return TicksReader(int(self.options["upTo"]))
+        ...         return TicksReader()
         >>> class TicksReader(SimpleDataSourceStreamReader):
-        ...     def __init__(self, up_to):
-        ...         self.up_to = up_to
         ...     def initialOffset(self):
         ...         return {"tick": 0}
         ...     def read(self, start):
-        ...         end = {"tick": self.up_to}
+        ...         end = {"tick": start["tick"] + 5}
         ...         return self.readBetweenOffsets(start, end), end
         ...     def readBetweenOffsets(self, start, end):
         ...         return ((tick,) for tick in range(start["tick"], end["tick"]))
-        >>> reader = DataSourceSource(Ticks, {"upTo": "5"}).open(0, 1, None)
+        >>> reader = DataSourceSource(Ticks).open(0, 1, None)
         >>> reader.poll(0.0, 3).batch.to_pydict()
         {'tick': [0, 1, 2]}
-        >>> reader.offset
-        ('{"tick": 0}', '{"tick": 5}', 0, 3)
     """
 
     def __init__(
