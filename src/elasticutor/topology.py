@@ -66,15 +66,11 @@ class _Stage:
 
     role: Literal["source", "operator", "sink"]
     name: str
-    worker: Any
-    """The user's source, operator or sink."""
+    worker: Any  # the user's source, operator or sink
     inputs: list[str] = field(default_factory=list)
-    input: pa.Schema | None = None
-    """Of all its inputs; None iff a source."""
-    reads: frozenset[str] | None = None
-    """The columns that it is sent; None: all of them."""
-    output: pa.Schema | None = None
-    """None iff a sink."""
+    input: pa.Schema | None = None  # of all its inputs; None iff a source
+    reads: frozenset[str] | None = None  # the columns that it is sent; None: all of them
+    output: pa.Schema | None = None  # None iff a sink
     processes: int = 1
     key: tuple[str, ...] = ()
     shards: int = 0

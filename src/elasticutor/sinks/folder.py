@@ -13,8 +13,7 @@ from elasticutor.errors import BadValueError
 from elasticutor.sinks.base import SinkError
 
 _SCHEMES = ("file", "hdfs", "viewfs", "s3", "gs", "gcs", "abfs", "abfss")
-_OBJECTS = ("s3", "gcs", "abfs")
-"""Where there are no folders, only names with slashes in them."""
+_OBJECTS = ("s3", "gcs", "abfs")  # where there are no folders, only names with slashes in them
 
 
 def require_uri(uri: Any) -> str:

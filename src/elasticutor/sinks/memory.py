@@ -68,10 +68,8 @@ class EpochMemory:
         self._committed: list[pa.RecordBatch] = []
         self._open: dict[int, list[pa.RecordBatch]] = {}  # by epoch, of this attempt
         self._lasting = 0  # committed rows
-        self.rows = 0
-        """How many are kept, committed or not."""
-        self.epoch = 0
-        """The last one committed."""
+        self.rows = 0  # how many are kept, committed or not
+        self.epoch = 0  # the last one committed
 
     def write(self, attempt: int, epoch: int, batch: pa.RecordBatch) -> None:
         """Keep a batch, or refuse it if it is too much; none of an earlier attempt or epoch."""

@@ -32,8 +32,7 @@ _GROUP_BYTES = 32 * 1024 * 1024
 """What is kept in memory at most, give or take a batch; then it is written as a row group."""
 _FILE_BYTES = 1024 * 1024 * 1024
 """When a file is large enough; object stores do not move those above 5 GB."""
-_OWN = ("epoch-", "run-")
-"""How the names of published files begin."""
+_OWN = ("epoch-", "run-")  # how the names of published files begin
 
 
 class ParquetSink(Sink):
@@ -136,8 +135,7 @@ class _Files:
     ) -> None:
         self.folder = folder
         self.pending = pending
-        self.token = ""
-        """Part of every file's name; renewed before names could repeat."""
+        self.token = ""  # part of every file's name; renewed before names could repeat
         self._schema = schema
         self._compression = compression
         self._max_rows = max_rows
@@ -286,8 +284,7 @@ class _RunFiles(Writer):
         self._begin = begin
         self._flush_s = sink.flush_s
         self._numbers = count()
-        self._since = 0.0
-        """When the oldest row came; only if there are any."""
+        self._since = 0.0  # when the oldest row came; only if there are any
 
     def write(self, batch: pa.RecordBatch) -> None:
         if self._files.empty:

@@ -113,8 +113,7 @@ class Outgoing:
         else:
             (only,) = self._outputs.values()
             fields += only
-        self.schema = pa.schema(fields)
-        """Of all batches."""
+        self.schema = pa.schema(fields)  # of all batches
         self._kept: dict[str, tuple[pa.Array, pa.Array]] = {}
 
     def __call__(self, operator: str, batch: pa.RecordBatch, part: int) -> pa.RecordBatch:

@@ -25,11 +25,9 @@ log = logging.getLogger(__name__)
 
 _Options = ParamSpec("_Options")
 
-_CLUSTERS: weakref.WeakSet[Cluster] = weakref.WeakSet()
-"""All clusters that were started."""
+_CLUSTERS: weakref.WeakSet[Cluster] = weakref.WeakSet()  # all clusters that were started
 
-_END_S = 10.0
-"""How long hosts have to end by themselves before Spark kills them."""
+_END_S = 10.0  # how long hosts have to end by themselves before Spark kills them
 
 
 class Cluster(BaseCluster):

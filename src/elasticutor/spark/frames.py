@@ -77,18 +77,7 @@ _INSTEAD: Final = {
 class Prepared:
     """The engine's inputs, and how its outputs go back."""
 
-    frame: DataFrame
-    """The needed columns in their order; then those of the key that had to be made."""
-    plan: Plan
-    """The operators alone: no sources, no sinks."""
-    schema: pa.Schema
-    """Of the frame, as the engine has it."""
-    output: StructType
-    """What comes back, without the hidden column."""
-    outputs: Mapping[str, pa.Schema]
-    """Per operator, what it makes, in the types that Spark takes."""
-    tagged: bool
-    """Whether rows say which operator made them."""
+    frame: DataFrame  # the needed columns in their order; then those of the key that had to be made
 
     def incoming(self) -> Incoming:
         """For a task: makes batches of `schema` of what Spark hands it."""

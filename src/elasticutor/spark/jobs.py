@@ -37,8 +37,7 @@ class LongJob:
         self._context = context
         self.group = group
         self._ended = ended
-        self.error = ""
-        """Return why it failed; empty unless it has."""
+        self.error = ""  # why it failed; empty unless it has
         self._cancelled = False
         self._thread = threading.Thread(
             target=self._run, args=(description, tasks, function, cpus), name=group, daemon=True

@@ -28,13 +28,10 @@ class SparkResources:
     """What Spark has to offer now."""
 
     master: str
-    local: bool
-    """Driver and executor are one process."""
-    slots: int
-    """Tasks that can run at once."""
+    local: bool  # driver and executor are one process
+    slots: int  # tasks that can run at once
     executors: int
-    host: str
-    """The address under which executors reach the driver."""
+    host: str  # the address under which executors reach the driver
 
     @property
     def slots_per_executor(self) -> int:

@@ -28,8 +28,7 @@ from elasticutor.state.checkpoint.files import check, read_table
 from elasticutor.state.inspection import StateReader
 from elasticutor.state.inspection.reading import key_of, type_of, value_of
 
-_ROWS: Final = 1 << 14
-"""Rows of a batch: their values must fit into 2 GB."""
+_ROWS: Final = 1 << 14  # rows of a batch: their values must fit into 2 GB
 _PLAN: Final = "plan"
 _OURS: Final = ("executor", "shard", "value")
 _TEXT: Final = pa.string()

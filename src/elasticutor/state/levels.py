@@ -105,8 +105,7 @@ class Increment:
 
     def __init__(self, epoch: Epoch, held: Held) -> None:
         self.epoch = epoch
-        self.size = 0
-        """Bytes of keys and values, once they are read."""
+        self.size = 0  # bytes of keys and values, once they are read
         self._held = held
         self._records: dict[ShardId, Records] | None = None
 

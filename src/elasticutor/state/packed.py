@@ -38,8 +38,7 @@ class PackedStates:
     def __init__(self, kind: np.dtype[Any], item_bytes: int) -> None:
         self.kind = kind
         self.item_bytes = item_bytes
-        self.count = 0
-        """Slots in use."""
+        self.count = 0  # slots in use
         self._keys: npt.NDArray[Any] = np.empty(_FIRST, kind)
         self._shards = np.empty(_FIRST, np.int32)
         self._values = np.zeros(_FIRST, f"V{item_bytes}")

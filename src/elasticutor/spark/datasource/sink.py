@@ -192,8 +192,7 @@ class _CommittingWriter(Writer):
         self._flush_s = flush_s
         self._kept: list[pa.RecordBatch] = []
         self._rows = 0
-        self._since = 0.0
-        """When the oldest of them came; only if there are any."""
+        self._since = 0.0  # when the oldest of them came; only if there are any
         self._number = 0
 
     def write(self, batch: pa.RecordBatch) -> None:

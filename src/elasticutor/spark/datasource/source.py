@@ -33,8 +33,7 @@ from elasticutor.spark.datasource.given import (
 )
 from elasticutor.spark.datasource.rows import RowsToArrow
 
-_POLL_S = 0.01
-"""How long one poll goes on collecting rows."""
+_POLL_S = 0.01  # how long one poll goes on collecting rows
 
 Place: TypeAlias = tuple[str, str, int, int]
 """Where a reader is: its range's start and end as JSON, the partition, and the rows into it.
@@ -266,8 +265,7 @@ class _RangeReader(Reader):
         self._asked = -math.inf
         self._partitions: list[Callable[[], Iterable[Any]]] | None = None
         self._partition: _Partition | None = None
-        self._read: str | None = None
-        """The end of the range that is read, but not committed."""
+        self._read: str | None = None  # the end of the range that is read, but not committed
         self._committed = offset[0]
         """The offset of the data source's last commit, or where it began."""
 
@@ -358,8 +356,7 @@ class _Partition:
             raise DataSourceError(f"read of {who}", "return an iterator", rows)
         self._given: Iterator[Any] = iter(rows)
         self._table = table
-        self._rest: pa.RecordBatch | None = None
-        """What is left of the last record batch."""
+        self._rest: pa.RecordBatch | None = None  # what is left of the last record batch
 
     def take(self, most: int, until: float) -> pa.RecordBatch | None:
         """Return at least one row if there are any, and at most a number; None at the end.

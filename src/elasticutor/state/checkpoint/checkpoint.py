@@ -34,12 +34,7 @@ _log: Final = logging.getLogger(__name__)
 class Tidied:
     """What `Checkpoint.tidy` has done."""
 
-    folded: int = 0
-    """Files that were folded into others."""
-    written: int = 0
-    """Bytes of what they were folded into."""
-    removed: tuple[str, ...] = ()
-    """Files that are no longer there."""
+    folded: int = 0  # files that were folded into others
 
 
 class Checkpoint:

@@ -31,8 +31,7 @@ CLAIMS: Final = "claims"
 _NAME: Final = re.compile(r"(?P<number>\d{6,})-(?P<nonce>[0-9a-f]{8})\.json")
 _KEPT: Final = 4  # old ones, to find out what happened
 _POLL_S: Final = 0.05
-_ABSENCES: Final = 10
-"""How many looks in a row must find no claim before it counts as taken back."""
+_ABSENCES: Final = 10  # how many looks in a row must find no claim before it counts as taken back
 
 Say = Callable[[str], None]
 
@@ -46,8 +45,7 @@ class Holder:
     boot: str
     """Which start of the machine, and which space of process numbers on it; empty: not known."""
     pid: int
-    born: str
-    """When the process began, since numbers are used again; empty: not known."""
+    born: str  # when the process began, since numbers are used again; empty: not known
 
     @classmethod
     def here(cls, run: str) -> Self:
@@ -74,8 +72,7 @@ class Claim:
     nonce: str
     holder: Holder
     lease_s: float
-    renewed: int = 0
-    """How often it was said again; a clock would have to be the same everywhere."""
+    renewed: int = 0  # how often it was said again; a clock would have to be the same everywhere
     released: bool = False
 
     @property

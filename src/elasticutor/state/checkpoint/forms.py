@@ -33,12 +33,9 @@ class StateForm:
 
     operator: str
     executors: int
-    shards: int
-    """Of each executor."""
-    key: tuple[tuple[str, str], ...]
-    """The columns of the key: name, and Arrow type as text."""
-    schema: pa.Schema | None = None
-    """What the operator declares its state to be; None: anything."""
+    shards: int  # of each executor
+    key: tuple[tuple[str, str], ...]  # the columns of the key: name, and Arrow type as text
+    schema: pa.Schema | None = None  # what the operator declares its state to be; None: anything
 
     @property
     def executor_names(self) -> tuple[str, ...]:
@@ -88,19 +85,15 @@ class StateFile:
     A small one is in the manifest itself, and is no file of its own.
     """
 
-    path: str
-    """Within the checkpoint; of one in the manifest, where it would be."""
-    executor: str
-    """The name of its process, such as `counts.1`."""
-    first: Epoch
-    """The first of the epochs whose changes it has."""
+    path: str  # within the checkpoint; of one in the manifest, where it would be
+    executor: str  # the name of its process, such as `counts.1`
+    first: Epoch  # the first of the epochs whose changes it has
     last: Epoch
     attempt: Attempt
     rows: int
     size: int
     sha256: str
-    kind: Kind
-    """A snapshot has no deletions, and nothing before it is needed."""
+    kind: Kind  # a snapshot has no deletions, and nothing before it is needed
     content: str = field(default="", repr=False)
     """All of it, in base64, if it is in the manifest; empty: it is a file of its own."""
 

@@ -81,14 +81,10 @@ class Manifest:
     attempt: Attempt
     run: str
     topology: str
-    predecessor: str
-    """Path of the manifest before it; empty for the first."""
-    forms: Mapping[str, StateForm]
-    """By operator."""
-    sources: Mapping[str, int]
-    """How many tasks each source has."""
-    files: Sequence[StateFile]
-    """Those of each executor from the oldest to the newest."""
+    predecessor: str  # path of the manifest before it; empty for the first
+    forms: Mapping[str, StateForm]  # by operator
+    sources: Mapping[str, int]  # how many tasks each source has
+    files: Sequence[StateFile]  # those of each executor from the oldest to the newest
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Offsets of sources, commit messages of sinks, by participant."""
 
@@ -191,12 +187,10 @@ class Listed:
     """An epoch that a checkpoint has a manifest of, whole or damaged."""
 
     name: ManifestName
-    manifest: Manifest | None
-    """None if it cannot be used."""
+    manifest: Manifest | None  # None if it cannot be used
     error: CheckpointError | None
     """Why it cannot; only the manifest was looked at, and none of the files that it lists."""
-    current: bool
-    """Whether it counts: not if a later attempt went on from an earlier epoch."""
+    current: bool  # whether it counts: not if a later attempt went on from an earlier epoch
 
     @property
     def epoch(self) -> Epoch:

@@ -45,8 +45,7 @@ class TypedValues:
         self._names = tuple(schema.names)
         self._required = tuple(not field.nullable for field in schema)
         self._kinds = tuple(_storable(field.type) for field in schema)
-        self.type = pa.struct([*map(pa.field, self._names, self._kinds)])
-        """Of the column `value`."""
+        self.type = pa.struct([*map(pa.field, self._names, self._kinds)])  # of the column `value`
         self._bytes_are_bare = len(self._kinds) == 1 and _is_bytes(self._kinds[0])
         self._dtypes = _element_types(self._kinds)
 

@@ -77,8 +77,7 @@ class _Side:
         self._form = form
         self._tables: list[tuple[int, pa.Table]] = []
         self._places: dict[bytes, tuple[int, int]] = {}
-        self.values: dict[bytes, bytes | None] = {}
-        """By key, both as the codec has them."""
+        self.values: dict[bytes, bytes | None] = {}  # by key, both as the codec has them
         for owner in owners:
             table = merged(location, form, files_of(manifest, form.executor_names[owner]))
             keys, values = rows_of(form, table)

@@ -60,8 +60,7 @@ class Pickled:
     """
 
     size: int
-    fault: str = ""
-    """Why it could not be unpickled, if that was tried."""
+    fault: str = ""  # why it could not be unpickled, if that was tried
 
     def __repr__(self) -> str:
         return f"<pickled, {self.size} bytes{': ' if self.fault else ''}{self.fault}>"
@@ -85,8 +84,7 @@ class Shown:
     epoch: Epoch
     form: StateForm
     entries: tuple[Entry, ...]
-    more: bool
-    """Whether there are others."""
+    more: bool  # whether there are others
 
 
 def key_of(data: bytes) -> Any:
