@@ -22,6 +22,7 @@ from typing import Any, Literal
 import cloudpickle
 import pyarrow as pa
 
+from elasticutor.checks import require_whole
 from elasticutor.core.keys import key_hashes
 from elasticutor.errors import BadValueError, UnsupportedKeyError
 from elasticutor.operator import Operator, kind_of
@@ -39,7 +40,6 @@ __all__ = [
     "Stream",
     "Topology",
     "pickled",
-    "require_count",
     "require_hashable",
     "require_instance",
     "require_name",
@@ -49,6 +49,8 @@ __all__ = [
 # Names become parts of file names and of the names of processes. `counts.0` is a process.
 _NAME = re.compile(r"(?!.*\.[0-9]+$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}", re.ASCII)
 _DEEPEST = 4
+MOST = 2**31 - 1
+"""Of anything that is counted: processes, shards, cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class Topology:
         self._require_new("source", name)
         require_instance(who, source, Source)
         number = source.tasks if tasks is None else tasks
-        require_count(f"tasks of {who}", number)
+        require_whole(f"tasks of {who}", number, most=MOST)
         schema = resolved(f"schema of {who}", getattr(source, "schema", None))
         return self._add(_Stage("source", name, source, output=schema, processes=number))
 
@@ -158,7 +160,7 @@ class Topology:
         require_instance(who, operator, Operator)
         kind_of(operator)
         for what, count in (("executors", executors), ("shards", shards), ("cores", cores)):
-            require_count(f"{what} of {who}", count)
+            require_whole(f"{what} of {who}", count, most=MOST)
         streams = self._streams(who, inputs)
         columns = _key(who, key, streams[0].schema)
         read = columns_read(who, operator.columns, streams[0].schema.names, "its input")
@@ -315,12 +317,6 @@ def require_name(role: str, name: Any) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         must = "be 1 to 40 of A-Z a-z 0-9 _ - . and not begin with - or . nor end in .<number>"
         raise BadValueError(f"name of a {role}", must, name, "it becomes part of file names")
-
-
-def require_count(who: str, count: Any) -> None:
-    """Refuse what is no whole number from 1 on."""
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count < 2**31:
-        raise BadValueError(who, "be a whole number, at least 1", count)
 
 
 def require_instance(who: str, worker: Any, kind: type) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 
-from elasticutor.errors import BadValueError
+from elasticutor.checks import require_whole
 from elasticutor.sinks.base import Sink, SinkError, Writer
 
 
@@ -23,9 +21,7 @@ class MemorySink(Sink):
     collects = True
 
     def __init__(self, max_rows: int = 1_000_000) -> None:
-        given: Any = max_rows
-        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-            raise BadValueError("max_rows", "be a whole number, at least 1", max_rows)
+        require_whole("max_rows", max_rows)
         self.max_rows = max_rows
 
     def open(self, task: int, schema: pa.Schema) -> MemoryWriter:

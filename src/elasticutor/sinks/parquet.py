@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from elasticutor.checks import require_seconds, require_whole
 from elasticutor.errors import BadValueError
 from elasticutor.sinks.base import EpochWriter, Sink, SinkError, SinkRun, Writer
 from elasticutor.sinks.folder import Folder, require_uri
@@ -88,13 +89,8 @@ class ParquetSink(Sink):
         if not (isinstance(codec, str) and (codec == "none" or _codec_available(codec))):
             must = 'be one of "zstd", "snappy", "gzip", "brotli", "lz4" and "none"'
             raise BadValueError("compression", must, compression)
-        rows: Any = max_rows
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-            raise BadValueError("max_rows", "be a whole number, at least 1", max_rows)
-        seconds: Any = flush_s
-        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not (number and seconds >= 0):
-            raise BadValueError("flush_s", "be a number of seconds, at least 0", flush_s)
+        require_whole("max_rows", max_rows)
+        require_seconds("flush_s", flush_s, endless=True)
         self.compression = compression
         self.max_rows = max_rows
         self.flush_s = flush_s

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from elasticutor.checks import require, require_whole
 from elasticutor.errors import BadValueError
 from elasticutor.sources.base import Offer, Reader, RowOffer, Source
-from elasticutor.sources.checks import require, require_whole
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from elasticutor.checks import require_whole
 from elasticutor.errors import BadValueError
 from elasticutor.schemas import SchemaLike, to_arrow
 from elasticutor.sources.base import Offer, Reader, Source
-from elasticutor.sources.checks import require_whole
 
 
 class IterableSource(Source):

@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, cast
 
 from pyspark.sql import SparkSession
 
+from elasticutor.checks import require_whole
 from elasticutor.core.run.phases import RunError
 from elasticutor.driver.cluster import SCHEDULE_S, START_TIMEOUT_S, BaseCluster
 from elasticutor.driver.run import Run
@@ -67,8 +68,8 @@ class Cluster(BaseCluster):
     ) -> None:
         self._spark = require_session(spark)
         for name, number in (("nodes", nodes), ("cores", cores)):
-            if number is not None and (type(number) is not int or number < 1):
-                raise BadValueError(name, "be a whole number, at least 1", number)
+            if number is not None:
+                require_whole(name, number)
         offer = offer_of(self._spark)
         self._offer = offer
         count = nodes or (1 if offer.local else offer.executors)

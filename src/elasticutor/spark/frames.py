@@ -19,15 +19,16 @@ from pyspark.sql import types as T  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, StructField, StructType
 
+from elasticutor.checks import require_whole
 from elasticutor.errors import BadValueError, UnsupportedKeyError
 from elasticutor.operator import Operator, kind_of
 from elasticutor.schemas import closest, columns_read, to_arrow
 from elasticutor.spark.arrow import TAG, Incoming, Outgoing, engine_schema, wider
 from elasticutor.topology import (
+    MOST,
     OperatorPlan,
     Plan,
     pickled,
-    require_count,
     require_hashable,
     require_instance,
     require_name,
@@ -78,6 +79,11 @@ class Prepared:
     """The engine's inputs, and how its outputs go back."""
 
     frame: DataFrame  # the needed columns in their order; then those of the key that had to be made
+    plan: Plan  # the operators alone: no sources, no sinks
+    schema: pa.Schema  # of the frame, as the engine has it
+    output: StructType  # what comes back, without the hidden column
+    outputs: Mapping[str, pa.Schema]  # per operator, what it makes, in the types that Spark takes
+    tagged: bool  # whether rows say which operator made them
 
     def incoming(self) -> Incoming:
         """For a task: makes batches of `schema` of what Spark hands it."""
@@ -132,7 +138,7 @@ def prepare(
     for name, operator in operators.items():
         who = f"operator {name!r}"
         for what, count in (("executors", executors), ("shards", shards), ("cores", cores)):
-            require_count(f"{what} of {who}", count)
+            require_whole(f"{what} of {who}", count, most=MOST)
         output, outputs[name] = _output(who, operator)
         plans.append(
             OperatorPlan(

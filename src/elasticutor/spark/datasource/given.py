@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,13 +70,6 @@ def to_spark(schema: pa.Schema) -> StructType:
             who, got = f"column {field.name!r}", str(field.type)
             raise BadValueError(who, "have a type that Spark has", got, "cast it") from error
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
-
-
-def require_seconds(name: str, value: Any) -> None:
-    """Refuse what is no duration."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and 0 <= value < math.inf):
-        raise BadValueError(name, "be a number of seconds, at least 0", value)
 
 
 def require_kind(who: str, thing: Any, *kinds: type) -> Any:

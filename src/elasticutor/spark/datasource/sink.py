@@ -18,14 +18,13 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from elasticutor.errors import BadValueError
+from elasticutor.checks import require_seconds, require_whole
 from elasticutor.sinks import EpochWriter, Sink, SinkError, SinkRun, Writer
 from elasticutor.sinks.spool import Spool
 from elasticutor.spark.datasource.given import (
     Given,
     require_given,
     require_kind,
-    require_seconds,
     to_spark,
 )
 from elasticutor.spark.datasource.rows import ArrowToRows
@@ -97,9 +96,7 @@ class DataSourceSink(Sink):
         flush_s: float = 1.0,
     ) -> None:
         self._given = require_given(source, options, "streamWriter", "writer")
-        rows: Any = flush_rows
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-            raise BadValueError("flush_rows", "be a whole number, at least 1", flush_rows)
+        require_whole("flush_rows", flush_rows)
         require_seconds("flush_s", flush_s)
         self.overwrite = bool(overwrite)
         self.flush_rows = flush_rows

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from elasticutor.checks import require_seconds
 from elasticutor.errors import BadValueError
 from elasticutor.schemas import SchemaLike, to_arrow
 from elasticutor.sources import Offer, Reader, Source
@@ -28,7 +29,6 @@ from elasticutor.spark.datasource.given import (
     Given,
     require_given,
     require_kind,
-    require_seconds,
     to_spark,
 )
 from elasticutor.spark.datasource.rows import RowsToArrow

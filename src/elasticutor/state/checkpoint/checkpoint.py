@@ -35,6 +35,8 @@ class Tidied:
     """What `Checkpoint.tidy` has done."""
 
     folded: int = 0  # files that were folded into others
+    written: int = 0  # bytes of what they were folded into
+    removed: tuple[str, ...] = ()  # files that are no longer there
 
 
 class Checkpoint:
