@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
@@ -279,12 +279,5 @@ class OperatorError(ElasticutorError, RuntimeError):
         return "\n".join([super().__str__(), *facts, *([self.trace] if self.trace else [])])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        facts = {"key": self.key, "row": self.row, "trace": self.trace}
-        made_of = (self.operator, self.must, str(self.got), self.hint, facts)
-        return _operator_error, made_of
-
-
-def _operator_error(
-    operator: str, must: str, got: str, hint: str, facts: dict[str, str]
-) -> OperatorError:
-    return OperatorError(operator, must, got, hint, **facts)
+        made = partial(OperatorError, key=self.key, row=self.row, trace=self.trace)
+        return made, (self.operator, self.must, str(self.got), self.hint)

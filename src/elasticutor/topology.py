@@ -26,25 +26,10 @@ from elasticutor.checks import require_whole
 from elasticutor.core.keys import key_hashes
 from elasticutor.errors import BadValueError, UnsupportedKeyError
 from elasticutor.operator import Operator, kind_of
-from elasticutor.plan import OperatorPlan, Plan, SinkPlan, SourcePlan, StagePlan
+from elasticutor.plan import OperatorPlan, Plan, SinkPlan, SourcePlan
 from elasticutor.schemas import SchemaLike, closest, columns_read, to_arrow
 from elasticutor.sinks import Sink
 from elasticutor.sources import Source
-
-__all__ = [
-    "OperatorPlan",
-    "Plan",
-    "SinkPlan",
-    "SourcePlan",
-    "StagePlan",
-    "Stream",
-    "Topology",
-    "pickled",
-    "require_hashable",
-    "require_instance",
-    "require_name",
-    "resolved",
-]
 
 # Names become parts of file names and of the names of processes. `counts.0` is a process.
 _NAME = re.compile(r"(?!.*\.[0-9]+$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}", re.ASCII)

@@ -119,7 +119,7 @@ def show(
                 "epoch": shown.epoch,
                 "key": [{"name": name, "type": kind} for name, kind in shown.form.key],
                 "typed": shown.form.schema is not None,
-                "entries": [_entry_as_dict(entry) for entry in shown.entries],
+                "entries": list(map(_entry_as_dict, shown.entries)),
                 "more": shown.more,
             }
         )
@@ -368,12 +368,7 @@ def _epoch_as_dict(epoch: EpochKept) -> dict[str, Any]:
 
 
 def _entry_as_dict(entry: Entry) -> dict[str, Any]:
-    return {
-        "executor": entry.executor,
-        "shard": entry.shard,
-        "key": _plain(entry.key),
-        "value": _plain(entry.value),
-    }
+    return {name: _plain(getattr(entry, name)) for name in ("executor", "shard", "key", "value")}
 
 
 def _difference_as_dict(
@@ -384,13 +379,9 @@ def _difference_as_dict(
         "operator": operator,
         "from": found.before,
         "to": found.after,
-        "counts": {
-            "added": len(found.added),
-            "removed": len(found.removed),
-            "changed": len(found.changed),
-        },
-        "added": [_entry_as_dict(entry) for entry in found.added[:limit]],
-        "removed": [_entry_as_dict(entry) for entry in found.removed[:limit]],
+        "counts": {name: len(getattr(found, name)) for name in ("added", "removed", "changed")},
+        "added": list(map(_entry_as_dict, found.added[:limit])),
+        "removed": list(map(_entry_as_dict, found.removed[:limit])),
         "changed": [
             {"key": _plain(new.key), "was": _plain(old.value), "is": _plain(new.value)}
             for old, new in found.changed[:limit]

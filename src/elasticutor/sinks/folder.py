@@ -11,6 +11,7 @@ from pyarrow import fs
 
 from elasticutor.errors import BadValueError
 from elasticutor.sinks.base import SinkError
+from elasticutor.state.checkpoint.location import make_folders, sync
 
 _SCHEMES = ("file", "hdfs", "viewfs", "s3", "gs", "gcs", "abfs", "abfss")
 _OBJECTS = ("s3", "gcs", "abfs")  # where there are no folders, only names with slashes in them
@@ -51,14 +52,10 @@ class Folder:
         """Make a folder in it, or itself, where the file system has folders."""
         if self._fs.type_name in _OBJECTS:
             return
-        path = self._at(name)
-        fresh = []
         if self._local:
-            own = Path(path)
-            fresh = [one for one in (own, *own.parents) if not one.exists()]
-        self._fs.create_dir(path, recursive=True)
-        for one in fresh:
-            _sync(one.parent)
+            make_folders(Path(self._at(name)))
+        else:
+            self._fs.create_dir(self._at(name), recursive=True)
 
     def create(self, name: str) -> Any:
         """Return a stream to a new file."""
@@ -79,7 +76,7 @@ class Folder:
         if self._local:
             paths = [Path(self._at(name)) for name in names]
             for path in (*paths, *{path.parent for path in paths}):
-                _sync(path)
+                sync(path)
 
     def publish(self, moves: list[tuple[str, str]]) -> None:
         """Move files to their final names; those that are there already stay as they are.
@@ -102,7 +99,7 @@ class Folder:
         if self._local:
             for folder in {Path(self._at(name)).parent for move in moves for name in move}:
                 with contextlib.suppress(FileNotFoundError):  # an earlier life's own folder
-                    _sync(folder)
+                    sync(folder)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""
@@ -119,11 +116,3 @@ class Folder:
 
     def __str__(self) -> str:
         return self._path
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

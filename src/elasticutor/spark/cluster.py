@@ -7,6 +7,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, cast
 
 from pyspark.sql import SparkSession
@@ -18,7 +19,7 @@ from elasticutor.driver.run import Run
 from elasticutor.driver.supervisor import Supervisor
 from elasticutor.errors import BadValueError
 from elasticutor.process.hosting.hosts import GIB, NodesWanted
-from elasticutor.spark.jobs import EndsTask, LongJob, NodesTask
+from elasticutor.spark.jobs import LongJob, ends_task, nodes_task
 from elasticutor.spark.session import SparkResources, offer_of, require_session
 from elasticutor.topology import Topology
 
@@ -112,7 +113,7 @@ class Cluster(BaseCluster):
             f"elasticutor-{self.id}",
             f"elasticutor: nodes {names} of {self._wanted.cores} cores each",
             1 if local else len(wanted.names),
-            NodesTask(self._bootstrap, wanted, one_each=not local),
+            partial(nodes_task, self._bootstrap, wanted, not local),
             cpus=1 if local else wanted.cores,
             ended=self._nodes_ended,
         )
@@ -154,7 +155,7 @@ class Cluster(BaseCluster):
             f"elasticutor-{run}",
             f"elasticutor: sources and sinks of {supervisor.plan.name}",
             len(numbers),
-            EndsTask(self._bootstrap, run, numbers),
+            partial(ends_task, self._bootstrap, run, tuple(numbers)),
             ended=ended,
         )
         self._ends[run] = job
@@ -210,6 +211,5 @@ def _require_slots(offer: SparkResources, nodes: int, cores: int, taken: int) ->
         hint = f"use local[{needed}] or more" if offer.local else "ask for fewer nodes or cores"
         if taken:
             hint += ", or stop the other clusters"
-        raise BadValueError(
-            f"Spark ({offer.master})", f"have {needed} slots: {why}", offer.slots, hint
-        )
+        must = f"have {needed} slots: {why}"
+        raise BadValueError(f"Spark ({offer.master})", must, offer.slots, hint)

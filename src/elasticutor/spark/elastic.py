@@ -181,9 +181,8 @@ def _place(query: QuerySeen, checkpoint: str | None, name: str) -> str:
     if checkpoint is not None:
         return checkpoint
     if not query.folder:
-        raise BadValueError(
-            "checkpoint", "be given", None, "the query's own checkpoint location is not known"
-        )
+        hint = "the query's own checkpoint location is not known"
+        raise BadValueError("checkpoint", "be given", None, hint)
     return f"{query.folder.rstrip('/')}/elasticutor/{name}"
 
 

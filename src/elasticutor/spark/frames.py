@@ -22,12 +22,11 @@ from pyspark.sql.types import DataType, StructField, StructType
 from elasticutor.checks import require_whole
 from elasticutor.errors import BadValueError, UnsupportedKeyError
 from elasticutor.operator import Operator, kind_of
+from elasticutor.plan import OperatorPlan, Plan
 from elasticutor.schemas import closest, columns_read, to_arrow
 from elasticutor.spark.arrow import TAG, Incoming, Outgoing, engine_schema, wider
 from elasticutor.topology import (
     MOST,
-    OperatorPlan,
-    Plan,
     pickled,
     require_hashable,
     require_instance,
@@ -35,37 +34,16 @@ from elasticutor.topology import (
     resolved,
 )
 
-__all__ = ["Incoming", "Outgoing", "Prepared", "prepare"]
-
 _WORD: Final = re.compile(r"[^\W\d]\w*")
 _EXPRESSION_ID: Final = re.compile(r"#\d+L?")
 _ROWS_CHANGE: Final = frozenset({"Aggregate", "Generate"})
 _DEEPEST: Final = 8
 _BY_BYTES: Final = "UTF8_BINARY"
-_CARRIED: Final = frozenset(
-    {
-        "BooleanType",
-        "ByteType",
-        "ShortType",
-        "IntegerType",
-        "LongType",
-        "FloatType",
-        "DoubleType",
-        "DecimalType",
-        "StringType",
-        "CharType",
-        "VarcharType",
-        "BinaryType",
-        "DateType",
-        "TimestampType",
-        "TimestampNTZType",
-        "TimeType",
-        "DayTimeIntervalType",
-        "NullType",
-        "VariantType",
-    }
+# By name, because older versions lack some.
+_CARRIED: Final = re.compile(
+    r"(Boolean|Byte|Short|Integer|Long|Float|Double|Decimal|String|Char|Varchar|Binary"
+    r"|Date|Timestamp|TimestampNTZ|Time|DayTimeInterval|Null|Variant)Type"
 )
-"""By name, because older versions lack some."""
 _INSTEAD: Final = {
     "YearMonthIntervalType": "take its months as an int: extract(MONTH FROM …), extract(YEAR …)",
     "CalendarIntervalType": "take its parts as numbers: extract(DAY FROM …)",
@@ -337,7 +315,7 @@ def _require_carried(who: str, kind: DataType) -> None:
                 raise BadValueError(where, "have fields of different names", part.names)
         elif not isinstance(part, T.ArrayType | T.MapType | T.UserDefinedType):
             name = type(part).__name__
-            if name not in _CARRIED:
+            if not _CARRIED.fullmatch(name):
                 hint = _INSTEAD.get(name, "cast it to another type")
                 must = "be of a type that Spark carries to Python and back"
                 raise BadValueError(where, must, part.simpleString(), hint)
@@ -393,10 +371,8 @@ def _from_arrow(who: str, output: pa.Schema) -> StructType:
             one = pa.schema([field.with_type(wider(field.type))])
             fields += from_arrow_schema(one, prefer_timestamp_ntz=True).fields
         except (PySparkException, pa.ArrowException) as error:
-            must = "be of a type that Spark has"
-            raise BadValueError(
-                f"column {field.name!r} of the {who}", must, str(field.type)
-            ) from error
+            name, must = f"column {field.name!r} of the {who}", "be of a type that Spark has"
+            raise BadValueError(name, must, str(field.type)) from error
     return StructType(fields)
 
 

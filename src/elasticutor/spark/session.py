@@ -44,19 +44,12 @@ def require_session(spark: Any) -> SparkSession:
     version = tuple(int(part) for part in re.findall(r"\d+", pyspark.__version__)[:2])
     if version < OLDEST:
         wanted = ".".join(map(str, OLDEST))
-        raise BadValueError(
-            "pyspark",
-            f"be {wanted} or newer",
-            pyspark.__version__,
-            f"pip install 'pyspark>={wanted}'",
-        )
+        hint = f"pip install 'pyspark>={wanted}'"
+        raise BadValueError("pyspark", f"be {wanted} or newer", pyspark.__version__, hint)
     if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise BadValueError(
-            "SparkSession",
-            "be a classic one, with a SparkContext",
-            "one of Spark Connect",
-            "start it with SparkSession.builder.master(…), without .remote(…)",
-        )
+        hint = "start it with SparkSession.builder.master(…), without .remote(…)"
+        must = "be a classic one, with a SparkContext"
+        raise BadValueError("SparkSession", must, "one of Spark Connect", hint)
     if not isinstance(spark, SparkSession):
         raise BadValueError("spark", "be a SparkSession", type(spark).__name__)
     if spark.sparkContext._jsc is None or spark.sparkContext._jsc.sc().isStopped():
@@ -97,9 +90,8 @@ def offer_of(spark: SparkSession) -> SparkResources:
         time.sleep(0.1)
         executors = _executors(context)
     if not executors:
-        raise ClusterError(
-            "Spark", f"have an executor within {_REGISTER_S:g} s", "none", "is the cluster full?"
-        )
+        must = f"have an executor within {_REGISTER_S:g} s"
+        raise ClusterError("Spark", must, "none", "is the cluster full?")
     return SparkResources(master, local, _slots(context), executors, host or "127.0.0.1")
 
 

@@ -93,9 +93,8 @@ def is_lost(reason: str) -> bool:
 def _started(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     query: Any = start()
     if not isinstance(query, StreamingQuery):
-        raise BadValueError(
-            "start", "return a StreamingQuery", type(query).__name__, "… .writeStream.start()"
-        )
+        hint = "… .writeStream.start()"
+        raise BadValueError("start", "return a StreamingQuery", type(query).__name__, hint)
     return query
 
 

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Final, Self
 
 import lmdb
@@ -146,7 +145,11 @@ class LmdbBackend:
         self._writes, self._spoilt = True, False
         try:
             yield
-            self._require_unspoilt()
+            if self._spoilt:
+                hint = "let the exception reach the end of the outermost transaction"
+                raise ProtocolError(
+                    "transaction", "be given up once a part failed", self.path, hint
+                )
             self._transaction.commit()
         except lmdb.Error as error:
             self._transaction.abort()
@@ -166,11 +169,6 @@ class LmdbBackend:
         """
         return self._snapshot if self._transaction is None else _JOINED
 
-    def _require_unspoilt(self) -> None:
-        if self._spoilt:
-            hint = "let the exception reach the end of the outermost transaction"
-            raise ProtocolError("transaction", "be given up once a part failed", self.path, hint)
-
     def _begin(self, *, write: bool) -> lmdb.Transaction[bytes]:
         if os.getpid() != self._pid:
             hint = "close it in the new process, then LmdbBackend.attach there"
@@ -181,10 +179,8 @@ class LmdbBackend:
     def _fullness(self, error: lmdb.Error) -> StateFullError | None:
         who, used = f"state in {self.path}", self.used_bytes()
         if isinstance(error, lmdb.MapFullError):
-            must, hint = (
-                "fit into its map",
-                "raise the map size, or spread the state over more nodes",
-            )
+            must = "fit into its map"
+            hint = "raise the map size, or spread the state over more nodes"
         elif error.code in _NO_ROOM:
             must = "fit on its disk or shared memory"
             hint = "give more shared memory (in a container: --shm-size), or keep state on disk"
@@ -312,12 +308,7 @@ class _Snapshot:
     def __enter__(self) -> None:
         self._backend._transaction = self._backend._begin(write=False)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         transaction, self._backend._transaction = self._backend._transaction, None
         if transaction is not None:
             transaction.abort()
@@ -332,12 +323,7 @@ class _Inner:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *details: object) -> None:
         if kind is not None:
             self._backend._spoilt = True
 
@@ -372,7 +358,9 @@ class _Held:
             for shard in self._shards:
                 prefix = prefix_of(self._table, shard)
                 with self._backend.lock:
-                    self._require_open()
+                    if not self._backend.still:
+                        got = "one that was closed"
+                        raise ProtocolError("store", "be open while it is read", got)
                     with self._transaction.cursor() as cursor:
                         records = records_within(cursor, prefix, prefix, None)
                 if records:
@@ -386,10 +374,6 @@ class _Held:
         with self._backend.lock:
             if self._backend.still:
                 self._transaction.abort()
-
-    def _require_open(self) -> None:
-        if not self._backend.still:
-            raise ProtocolError("store", "be open while it is read", "one that was closed")
 
 
 def _open(path: str, *, map_size: int) -> lmdb.Environment:

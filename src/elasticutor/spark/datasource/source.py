@@ -6,7 +6,6 @@ import inspect
 import json
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
@@ -138,8 +137,8 @@ def _schema_of(given: Given) -> SchemaLike:
 # Ranges
 
 
-class _Ranges(ABC):
-    """What plans and reads the ranges of a data source. Offsets are what the user's reader says."""
+class _Ranges:
+    """Plans and reads the ranges of a `DataSourceStreamReader`; offsets are what that says."""
 
     def __init__(self, who: str, reader: Any) -> None:
         self._who = who
@@ -149,37 +148,24 @@ class _Ranges(ABC):
         """Return where a new stream begins."""
         return self._reader.initialOffset()
 
-    @abstractmethod
     def end(self, start: Any) -> Any:
         """Return how far one can read from there now."""
-
-    @abstractmethod
-    def partitions(self, start: Any, end: Any) -> list[Callable[[], Iterable[Any]]]:
-        """Return what to call for the rows of each partition of a range."""
-
-    def commit(self, end: Any) -> None:
-        """Commit: nothing before this offset is read again, unless there is a failure."""
-        self._reader.commit(end)
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Let go of what the reader has."""
-
-
-class _StreamRanges(_Ranges):
-    """Those of a `DataSourceStreamReader`."""
-
-    def end(self, start: Any) -> Any:
         # Before Spark 4.2 `latestOffset` had no parameters, and Spark still calls such readers so.
         if not inspect.signature(self._reader.latestOffset).parameters:
             return self._reader.latestOffset()
         return self._reader.latestOffset(start, self._reader.getDefaultReadLimit())
 
     def partitions(self, start: Any, end: Any) -> list[Callable[[], Iterable[Any]]]:
+        """Return what to call for the rows of each partition of a range."""
         planned = self._reader.partitions(start, end)
         return [partial(self._reader.read, partition) for partition in planned]
 
+    def commit(self, end: Any) -> None:
+        """Commit: nothing before this offset is read again, unless there is a failure."""
+        self._reader.commit(end)
+
     def stop(self) -> None:
+        """Let go of what the reader has."""
         self._reader.stop()
 
 
@@ -225,7 +211,7 @@ def _ranges(given: Given, struct: StructType) -> _Ranges:
                 raise
         else:
             require_kind(f"streamReader of {given.who}", reader, DataSourceStreamReader)
-            return _StreamRanges(given.who, reader)
+            return _Ranges(given.who, reader)
     simple = made.simpleStreamReader(struct)
     require_kind(f"simpleStreamReader of {given.who}", simple, SimpleDataSourceStreamReader)
     return _SimpleRanges(given.who, simple)
@@ -343,9 +329,8 @@ class _RangeReader(Reader):
     def _refuse_replay(self, given: str, now: int) -> NoReturn:
         start, end, *_ = self.offset
         hint = "partitions and rows between two offsets may never change"
-        raise DataSourceError(
-            self._who, f"give the {given} from {start} to {end} once more", now, hint
-        )
+        must = f"give the {given} from {start} to {end} once more"
+        raise DataSourceError(self._who, must, now, hint)
 
 
 class _Partition:

@@ -131,9 +131,9 @@ class FileName:
     """What the name of a state file says.
 
     Example:
-        >>> name = FileName("counts", 1, Epoch(3), Epoch(12), Attempt(2000001), "fold-1")
+        >>> name = FileName("counts", 1, Epoch(3), Epoch(12), Attempt(2000000001), "fold-1")
         >>> name.path
-        'state/counts/1/counts-1-000000000003-000000000012-002000001-fold-1.parquet'
+        'state/counts/1/counts-1-000000000003-000000000012-2000000001-fold-1.parquet'
         >>> FileName.read("counts", "1", name.path.rpartition("/")[2]) == name
         True
     """

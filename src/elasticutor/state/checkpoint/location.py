@@ -7,7 +7,6 @@ import os
 import posixpath
 import re
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -202,7 +201,7 @@ class Location:
 
 def _write_local(place: str, data: pa.Buffer | bytes) -> None:
     folder = Path(place).parent
-    _make_folders(folder)
+    make_folders(folder)
     temporary = Path(_temporary(place))
     try:
         with temporary.open("xb") as file:
@@ -214,24 +213,20 @@ def _write_local(place: str, data: pa.Buffer | bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(folder)
+    sync(folder)
 
 
-def _make_folders(folder: Path) -> None:
-    missing = list(_missing(folder))
+def make_folders(folder: Path) -> None:
+    """Make a local folder, and the folders above it, so that they survive a loss of power."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
-        _sync_folder(made.parent)
+        sync(made.parent)
 
 
-def _missing(folder: Path) -> Iterator[Path]:
-    while not folder.exists() and folder != folder.parent:
-        yield folder
-        folder = folder.parent
-
-
-def _sync_folder(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, would survive a loss of power."""
+    number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
     finally:

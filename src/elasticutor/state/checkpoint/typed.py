@@ -14,7 +14,7 @@ its column, and what is in an element's padding is lost.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, time
 from decimal import Decimal
 from operator import itemgetter
@@ -122,8 +122,11 @@ class TypedValues:
         fields = []
         for number, kind in enumerate(self._kinds):
             values = list(map(itemgetter(number), rows))
-            if self._required[number] and any(value is None for value in values):
-                self._require(places, shapes, keys, values, number)
+            if self._required[number]:
+                for value, place in zip(values, places.tolist(), strict=True):
+                    if value is None and shapes[place] not in (_DELETED, _NONE):
+                        must = f"have column {self._names[number]!r} of its state_schema, not null,"
+                        raise self._misfit(keys[place], None, must)
             made = _exact(values, kind)
             if made is None:
                 place = next(i for i, value in enumerate(values) if _exact([value], kind) is None)
@@ -131,19 +134,6 @@ class TypedValues:
                 raise self._misfit(keys[places[place]], values[place], must)
             fields.append(made)
         return fields
-
-    def _require(
-        self,
-        places: npt.NDArray[np.intp],
-        shapes: npt.NDArray[np.int8],
-        keys: Sequence[bytes],
-        values: list[Any],
-        number: int,
-    ) -> None:
-        for value, place in zip(values, places.tolist(), strict=True):
-            if value is None and shapes[place] not in (_DELETED, _NONE):
-                must = f"have column {self._names[number]!r} of its state_schema, not null,"
-                raise self._misfit(keys[place], None, must)
 
     def _fields_of_elements(
         self,
@@ -238,17 +228,20 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _python(column: pa.Array) -> list[Any]:
-    kind = column.type
-    zone = None
-    if pa.types.is_timestamp(kind):
-        zone = kind.tz
-        if kind.unit == "ns":
-            column = column.cast(pa.timestamp("us", zone))
-    elif pa.types.is_duration(kind) and kind.unit == "ns":
-        column = column.cast(pa.duration("us"))
-    values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
-    if zone == "UTC":
+    values = python_of(column)
+    if pa.types.is_timestamp(column.type) and column.type.tz == "UTC":
         return [value and value.replace(tzinfo=UTC) for value in values]
+    return values
+
+
+def python_of(column: pa.Array, *, lossy: bool = False) -> list[Any]:
+    """The values as Python has them, which knows no nanoseconds: refused unless they may go."""
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        column = column.cast(pa.timestamp("us", kind.tz), safe=not lossy)
+    elif pa.types.is_duration(kind) and kind.unit == "ns":
+        column = column.cast(pa.duration("us"), safe=not lossy)
+    values: list[Any] = column.to_pylist(maps_as_pydicts="lossy" if lossy else "strict")
     return values
 
 
@@ -264,12 +257,8 @@ def _storable(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    tests: list[Callable[[pa.DataType], bool]] = [
-        pa.types.is_binary,
-        pa.types.is_large_binary,
-        pa.types.is_fixed_size_binary,
-    ]
-    return any(test(kind) for test in tests)
+    variable = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return bool(variable or pa.types.is_fixed_size_binary(kind))
 
 
 # Elements of NumPy arrays ------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from elasticutor.state.checkpoint.manifests import (
 )
 from elasticutor.state.checkpoint.reshaping import hashes_of
 from elasticutor.state.checkpoint.restoring import merged
+from elasticutor.state.checkpoint.typed import python_of
 from elasticutor.state.codec import decode, encode_key
 
 _SOME: Final = 5
@@ -335,22 +336,12 @@ def has_vanished(error: CheckpointError) -> bool:
 def _typed(column: pa.ChunkedArray) -> list[Any]:
     """Values of typed columns: the one, or a dictionary of all; None where the state is None."""
     fields = [field.name for field in column.type]
-    parts = [_python(part) for part in column.combine_chunks().flatten()]
+    parts = [python_of(part, lossy=True) for part in column.combine_chunks().flatten()]
     if len(parts) == 1:
         return parts[0]
     there = column.is_valid().to_pylist()
     rows = zip(there, *parts, strict=True)
     return [dict(zip(fields, row, strict=True)) if is_one else None for is_one, *row in rows]
-
-
-def _python(column: pa.Array) -> list[Any]:
-    kind = column.type
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":  # Python has no nanoseconds
-        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
-    elif pa.types.is_duration(kind) and kind.unit == "ns":
-        column = column.cast(pa.duration("us"), safe=False)
-    values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
-    return values
 
 
 def _owner(form: StateForm, key: Any) -> int:
