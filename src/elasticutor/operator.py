@@ -249,10 +249,7 @@ def kind_of(operator: Any) -> Literal["record", "batch"]:
 
 
 class OperatorError(ElasticutorError, RuntimeError):
-    """An operator raised, or its output does not fit its schema.
-
-    It carries text only, so that it can be raised again where the operator's modules are unknown.
-    """
+    """An operator raised, or its output does not fit its schema; as text, so that it travels."""
 
     def __init__(
         self,

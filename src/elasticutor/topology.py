@@ -259,7 +259,6 @@ class Topology:
         return []
 
     def _streams(self, who: str, given: Stream | Sequence[Stream]) -> list[Stream]:
-        """What was given as input, if it can be one."""
         streams: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
         if not streams:
             raise BadValueError(f"input of {who}", "be at least one stream", given)
@@ -326,7 +325,6 @@ def resolved(who: str, schema: SchemaLike) -> pa.Schema:
 
 
 def _key(who: str, key: Any, schema: pa.Schema) -> tuple[str, ...]:
-    """The columns of a key, if these can be one."""
     columns: tuple[Any, ...] = tuple(key) if isinstance(key, list | tuple) else (key,)
     if not columns or not all(isinstance(column, str) for column in columns):
         hint = "several columns as a list of names"

@@ -115,8 +115,6 @@ class ParquetSink(Sink):
 
 @dataclass(slots=True)
 class _Open:
-    """A file that is being written."""
-
     name: str
     stream: Any
     parquet: pq.ParquetWriter
@@ -153,12 +151,10 @@ class _Files:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to publish."""
         return not (self._whole or self._file or self._kept_rows)
 
     @property
     def full(self) -> bool:
-        """Whether a file has all that it may have."""
         return bool(self._whole)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -304,7 +300,6 @@ class _RunFiles(Writer):
         self._files.folder.publish(moves)
 
     def close(self) -> None:
-        """Publish the last of it, unless something of it is missing."""
         if not self._files.broken:
             self.flush()
         self._files.drop()

@@ -60,8 +60,6 @@ class IterableSource(Source):
 
 
 class _BatchReader(Reader):
-    """Batches, one after the other."""
-
     rate = math.inf
 
     def __init__(self, batches: Sequence[pa.RecordBatch], offset: Any | None) -> None:
@@ -70,11 +68,9 @@ class _BatchReader(Reader):
 
     @property
     def exhausted(self) -> bool:  # type: ignore[override]
-        """Whether the last batch was offered."""
         return self.offset[0] >= len(self._batches)
 
     def poll(self, now: float, max_rows: int) -> Offer | None:
-        """Return the next batch, or a piece of it if it is larger than wanted."""
         if self.exhausted:
             return None
         given, row = self.offset
@@ -84,7 +80,6 @@ class _BatchReader(Reader):
         return Offer(piece, now)
 
     def wait_s(self, now: float) -> float:
-        """Nothing to wait for."""
         return 0.0
 
 

@@ -193,11 +193,10 @@ def _require_state(query: QuerySeen, name: str, epoch: int, checkpoint: str | No
     """
     if epoch == 1 or Location.at(_place(query, checkpoint, name)).names(""):
         return
-    if checkpoint is not None or name not in query.operators:  # or Spark shows plans differently
-        log.warning("%r begins with no state at batch %d of query %s", name, epoch - 1, query.id)
-        return
-    there = set(Location.at(f"{query.folder.rstrip('/')}/elasticutor").names(""))
-    others = sorted(there - query.operators)
+    others: list[str] = []
+    if checkpoint is None and name in query.operators:  # unless Spark shows plans differently
+        there = set(Location.at(f"{query.folder.rstrip('/')}/elasticutor").names(""))
+        others = sorted(there - query.operators)
     if others:
         raise MismatchError(
             f"checkpoint of query {query.id}",

@@ -102,7 +102,6 @@ class SparkWays:
 
 
 def _exchange_of(info: Any) -> int | None:
-    """Return the exchange that a stage writes to, if it does."""
     found = _NUMBER.search(info.shuffleDepId().toString())
     return None if found is None else int(found[0])
 

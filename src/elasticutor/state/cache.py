@@ -123,10 +123,7 @@ class StateCache:
         return KeyStates(self, shards, keys)
 
     def array_handle(
-        self,
-        shards: Callable[[], npt.NDArray[np.int32]],
-        keys: npt.NDArray[Any],
-        item_bytes: int,
+        self, shards: Callable[[], npt.NDArray[np.int32]], keys: npt.NDArray[Any], item_bytes: int
     ) -> KeyArray | None:
         """A handle on the states of distinct whole numbers, which are bytes of one size.
 
@@ -393,7 +390,6 @@ class StateCache:
                 self._dirty[shard][key] = state
 
     def _stored(self, shards: Iterable[ShardId], keys: Iterable[Hashable]) -> list[Any]:
-        """What the store has for each key."""
         found = self._store.read_many(zip(shards, map(self._codec.dump_key, keys), strict=True))
         return [ABSENT if stored is None else self._codec.load(stored) for stored in found]
 
@@ -409,7 +405,6 @@ _SPECIAL: Final = frozenset({type(ABSENT), _Encoded})
 
 
 def _size(items: Iterable[tuple[bytes, Value]]) -> int:
-    """Bytes of keys and values."""
     return sum(len(key) + len(value or b"") for key, value in items)
 
 

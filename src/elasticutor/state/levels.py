@@ -184,11 +184,7 @@ class Levels:
             return [self._newest(tables, shard, key) for shard, key in keys]
 
     def write(
-        self,
-        attempt: Attempt,
-        epoch: Epoch,
-        shard: ShardId,
-        items: Collection[tuple[bytes, Value]],
+        self, attempt: Attempt, epoch: Epoch, shard: ShardId, items: Collection[tuple[bytes, Value]]
     ) -> None:
         """Take over what a task changed in the epoch; refuses writers of a past attempt."""
         with self._backend.transaction():
@@ -404,7 +400,6 @@ class Levels:
                 self._backend.remove(_table(level), shard, [key for key, _ in items])
 
     def _fold(self, level: Epoch) -> None:
-        """A slice of a fold."""
         table, room, watched = _table(level), self._slice_records, self.watched
         for shard in self._backend.shards(table, _SHARDS_AT_ONCE):
             if shard in watched:

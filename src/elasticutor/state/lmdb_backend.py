@@ -352,7 +352,6 @@ class _Held:
         self._shards = shards
 
     def read(self) -> dict[ShardId, Columns]:
-        """The records of each shard that has any, in the order of their keys; only once."""
         found: dict[ShardId, Columns] = {}
         try:
             for shard in self._shards:
@@ -370,7 +369,6 @@ class _Held:
         return found
 
     def release(self) -> None:
-        """Let go of what will not be read; nothing happens if it was read already."""
         with self._backend.lock:
             if self._backend.still:
                 self._transaction.abort()

@@ -49,7 +49,6 @@ class PackedStates:
         self._index = _new_index(_FIRST)
 
     def __len__(self) -> int:
-        """How many keys something is known of."""
         return int(np.count_nonzero(self._known[: self.count]))
 
     def fits(self, kind: np.dtype[Any], item_bytes: int) -> bool:

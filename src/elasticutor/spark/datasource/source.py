@@ -12,11 +12,7 @@ from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
 from pyspark.errors import PySparkNotImplementedError
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceStreamReader,
-    SimpleDataSourceStreamReader,
-)
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, SimpleDataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from elasticutor.checks import require_seconds
@@ -45,10 +41,10 @@ class DataSourceSource(Source):
     """Reads any PySpark Python data source that has a stream reader, simple or not.
 
     The data source's offsets cut the stream into *ranges*, as Spark's micro-batches do: the source
-    gets the range's end, plans its partitions, and reads them one after the other. Rows may be
-    tuples, lists, Rows or Arrow record batches, and are read as they are needed. An iterator that
-    waits delays its process, and with it the end of an epoch: let it end, and leave the rest to the
-    next range.
+    gets the range's end, plans its partitions, and reads them one after the other, in one process:
+    several would get different ends. Rows may be tuples, lists, Rows or Arrow record batches, and
+    are read as they are needed. An iterator that waits delays its process, and with it the end of
+    an epoch: let it end, and leave the rest to the next range.
 
     After a failure the range that was being read is planned again with the same start and end
     (`readBetweenOffsets` for a simple reader), so the data source must give the same rows in the
@@ -56,13 +52,9 @@ class DataSourceSource(Source):
 
     In a run with a checkpoint, `commit` of the data source is called for a range when the epoch is
     committed by whose end all of it was read: none of it is read again, and the data source may
-    delete it. After a failure a commit may be left out; the next one covers it.
-
-    In a run without one, it is called when the next range begins: all tuples of the range have been
-    sent by then, but not necessarily processed. The last range is never committed.
-
-    One process reads all partitions: the end of a range is what `latestOffset` returns at that
-    moment, and several processes would get different ends.
+    delete it. After a failure a commit may be left out; the next one covers it. In a run without
+    one, it is called when the next range begins: all tuples of the range have been sent by then,
+    but not necessarily processed. The last range is never committed.
 
     A stream reader has no end: `Run.stop` or `Run.drain` ends it.
 
@@ -76,7 +68,7 @@ class DataSourceSource(Source):
         tasks: Only 1.
 
     Example:
-        >>> from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+        >>> from pyspark.sql.datasource import SimpleDataSourceStreamReader
         >>> class Ticks(DataSource):
         ...     def schema(self):
         ...         return "tick long"
@@ -84,12 +76,11 @@ class DataSourceSource(Source):
         ...         return TicksReader()
         >>> class TicksReader(SimpleDataSourceStreamReader):
         ...     def initialOffset(self):
-        ...         return {"tick": 0}
+        ...         return 0
         ...     def read(self, start):
-        ...         end = {"tick": start["tick"] + 5}
-        ...         return self.readBetweenOffsets(start, end), end
+        ...         return self.readBetweenOffsets(start, start + 5), start + 5
         ...     def readBetweenOffsets(self, start, end):
-        ...         return ((tick,) for tick in range(start["tick"], end["tick"]))
+        ...         return ((tick,) for tick in range(start, end))
         >>> reader = DataSourceSource(Ticks).open(0, 1, None)
         >>> reader.poll(0.0, 3).batch.to_pydict()
         {'tick': [0, 1, 2]}
@@ -145,7 +136,6 @@ class _Ranges:
         self._reader = reader
 
     def initial(self) -> Any:
-        """Return where a new stream begins."""
         return self._reader.initialOffset()
 
     def end(self, start: Any) -> Any:
@@ -161,11 +151,9 @@ class _Ranges:
         return [partial(self._reader.read, partition) for partition in planned]
 
     def commit(self, end: Any) -> None:
-        """Commit: nothing before this offset is read again, unless there is a failure."""
         self._reader.commit(end)
 
     def stop(self) -> None:
-        """Let go of what the reader has."""
         self._reader.stop()
 
 
@@ -233,12 +221,7 @@ class _RangeReader(Reader):
     """One range after the other, each partition by partition."""
 
     def __init__(
-        self,
-        who: str,
-        ranges: _Ranges,
-        rows: RowsToArrow,
-        poll_s: float,
-        offset: Place | None,
+        self, who: str, ranges: _Ranges, rows: RowsToArrow, poll_s: float, offset: Place | None
     ) -> None:
         self._who = who
         self._ranges = ranges
@@ -256,7 +239,6 @@ class _RangeReader(Reader):
         """The offset of the data source's last commit, or where it began."""
 
     def poll(self, now: float, max_rows: int) -> Offer | None:
-        """Return rows of the partition at hand; asks for a new range if the last one is read."""
         until = time.monotonic() + _POLL_S
         while self._partition is not None or self._begin(now):
             assert self._partition is not None
@@ -277,14 +259,12 @@ class _RangeReader(Reader):
         return 0.0 if start != end or self._may_ask(now) else self._asked + self._poll_s - now
 
     def committed(self, offset: Place) -> None:
-        """Commit the ranges that are wholly before an epoch's end."""
         start = offset[0]
         if start != self._committed:
             self._ranges.commit(json.loads(start))
             self._committed = start
 
     def close(self) -> None:
-        """Close the rows at hand, and stop the data source's reader."""
         try:
             if self._partition is not None:
                 self._partition.close()
@@ -344,12 +324,7 @@ class _Partition:
         self._rest: pa.RecordBatch | None = None  # what is left of the last record batch
 
     def take(self, most: int, until: float) -> pa.RecordBatch | None:
-        """Return at least one row if there are any, and at most a number; None at the end.
-
-        Args:
-            most: How many rows.
-            until: By when to be content with what there is, by `time.monotonic`.
-        """
+        """Return at least one row if there are any, at most `most`, by `until`; None at the end."""
         if self._rest is None:
             rows = self._pull(most, until)
             if rows:
@@ -361,7 +336,6 @@ class _Partition:
         return piece
 
     def skip(self, rows: int) -> int:
-        """Skip a number of rows; return how many there were."""
         left = rows
         while left and (batch := self.take(left, math.inf)) is not None:
             left -= batch.num_rows

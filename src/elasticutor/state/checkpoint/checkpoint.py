@@ -129,7 +129,10 @@ class Checkpoint:
             manifest.write(location)
             lease.require()
             checkpoint = cls(location, lease, manifest, keep)
-            checkpoint._remove_and_say(say)
+            try:
+                checkpoint._remove()
+            except StorageError as error:  # no reason not to begin
+                say(f"what is no longer needed stays for now: {error}")
         except BaseException:
             _release_quietly(lease)
             raise
@@ -151,11 +154,7 @@ class Checkpoint:
         return Attempt(self._lease.number * ATTEMPTS)
 
     def commit(
-        self,
-        epoch: Epoch,
-        attempt: Attempt,
-        files: Sequence[StateFile],
-        notes: Mapping[str, Any],
+        self, epoch: Epoch, attempt: Attempt, files: Sequence[StateFile], notes: Mapping[str, Any]
     ) -> None:
         """Commit an epoch after the newest: write its manifest.
 
@@ -251,12 +250,6 @@ class Checkpoint:
         """Let the next run have the checkpoint without waiting; the last thing to call."""
         self._lease.release()
 
-    def _remove_and_say(self, say: Callable[[str], None]) -> None:
-        try:
-            self._remove()
-        except StorageError as error:  # no reason not to begin
-            say(f"what is no longer needed stays for now: {error}")
-
     def _require_next(self, epoch: Epoch, attempt: Attempt, files: Sequence[StateFile]) -> None:
         if epoch <= self.committed:
             raise OutOfOrderError("epoch to commit", f"be after {self.committed}", epoch)
@@ -284,17 +277,14 @@ class Checkpoint:
                 return False
             Manifest.read(self.location, name)
         except DamagedError:
-            self._take_back(name, error)
+            try:
+                self.location.remove(name.path)
+            except StorageError:
+                raise self._uncertain(name, error) from error
             return False
         except StorageError as again:
             raise self._uncertain(name, again) from error
         return True
-
-    def _take_back(self, name: ManifestName, error: StorageError) -> None:
-        try:
-            self.location.remove(name.path)
-        except StorageError:
-            raise self._uncertain(name, error) from error
 
     def _uncertain(self, name: ManifestName, error: StorageError) -> UncertainError:
         where = self.location.full(name.path)
@@ -302,7 +292,6 @@ class Checkpoint:
         return UncertainError(where, "be there or not", error.got, hint)
 
     def _fold(self, executor: str, files: tuple[StateFile, ...], *, whole: bool) -> int:
-        """Fold some files that follow one another; returns the bytes written."""
         self._folds += 1
         made = fold(
             self.location,
@@ -322,8 +311,8 @@ class Checkpoint:
     def _remove(self) -> tuple[str, ...]:
         """Remove what is no longer needed.
 
-        To list all that is there takes long in an object store. It is only done after a new attempt
-        has committed, because the one before it may have left anything behind.
+        Listing everything takes long in an object store. That is only done after a new attempt has
+        committed: the one before it may have left anything behind.
         """
         self._lease.require()
         with self._lock:

@@ -18,9 +18,9 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from elasticutor.errors import Words
 from elasticutor.state.checkpoint.errors import AbsentError, DamagedError, InUseError, LayoutError
@@ -82,10 +82,8 @@ class Claim:
 
     def as_bytes(self) -> bytes:
         """As it is in its file."""
-        holder = self.holder
-        facts: dict[str, Any] = {name: getattr(holder, name) for name in Holder.__slots__}
-        facts |= {"lease_s": self.lease_s, "renewed": self.renewed, "released": self.released}
-        return rendered(facts)
+        own = {"lease_s": self.lease_s, "renewed": self.renewed, "released": self.released}
+        return rendered(asdict(self.holder) | own)
 
     @classmethod
     def read(cls, location: Location, name: str) -> Self | None:
@@ -111,14 +109,7 @@ class Lease:
 
     @classmethod
     def take(
-        cls,
-        location: Location,
-        run: str,
-        *,
-        lease_s: float,
-        timeout_s: float,
-        least: int,
-        say: Say,
+        cls, location: Location, run: str, *, lease_s: float, timeout_s: float, least: int, say: Say
     ) -> Self:
         """Claim the checkpoint with a number above `least`; waits for the claim before it to end.
 
@@ -190,7 +181,6 @@ class Lease:
 
 
 def _wait_for(location: Location, name: str, lease_s: float, until: float, say: Say) -> None:
-    """Return when the claim of this name is over."""
     where = f"checkpoint {location.uri}"
     first = Claim.read(location, name)
     if first is not None and (first.released or first.holder.is_gone()):
@@ -220,7 +210,6 @@ def _wait_for(location: Location, name: str, lease_s: float, until: float, say: 
 
 
 def _names(location: Location) -> list[str]:
-    """Of all claims, in the order of their numbers."""
     return sorted(filter(_NAME.fullmatch, location.names(CLAIMS)), key=lambda n: (_number(n), n))
 
 

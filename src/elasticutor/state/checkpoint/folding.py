@@ -22,10 +22,6 @@ def to_fold(sizes: Sequence[int]) -> int | None:
     All from there on become one: as many as can be without writing again a file that is larger than
     all newer ones together. So each byte is written again only when what it is in doubles, and a
     file is read as often as the number of doublings.
-
-    Example:
-        >>> to_fold([10] * 17), to_fold([1000] + [10] * 16), to_fold([10] * 16)
-        (0, 1, None)
     """
     if len(sizes) <= MOST_FILES:
         return None

@@ -7,6 +7,7 @@ import os
 import posixpath
 import re
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
@@ -15,11 +16,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from elasticutor.errors import BadValueError
-from elasticutor.state.checkpoint.errors import (
-    STORAGE_FAULTS,
-    AbsentError,
-    refused,
-)
+from elasticutor.state.checkpoint.errors import STORAGE_FAULTS, AbsentError, refused
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PUT_IS_ATOMIC: Final = frozenset({"s3", "gcs", "abfs"})
@@ -94,36 +91,30 @@ class Location:
         If that fails, there is at most what was there before.
         """
         place = f"{self._root}/{path}"
-        try:
+        with self._naming(path, "be written"):
             if self._local:
                 _write_local(place, data)
             elif self._put_is_atomic:
                 self._put(place, data)
             else:
                 self._put_and_rename(place, data)
-        except STORAGE_FAULTS as error:
-            raise refused(self.full(path), "be written", error) from error
 
     def read(self, path: str) -> pa.Buffer:
         """The content of a file; raises `AbsentError` if there is none."""
         place = f"{self._root}/{path}"
-        try:
+        with self._naming(path, "be readable"):
             if self._local:
                 return pa.py_buffer(Path(place).read_bytes())
             with self._filesystem.open_input_file(place) as file:
                 return file.read_buffer()
-        except STORAGE_FAULTS as error:
-            raise refused(self.full(path), "be readable", error) from error
 
     def size(self, path: str) -> int:
         """How many bytes a file has; raises as `read` does."""
         place = f"{self._root}/{path}"
-        try:
+        with self._naming(path, "be readable"):
             if self._local:
                 return Path(place).stat().st_size
             info = self._filesystem.get_file_info(place)
-        except STORAGE_FAULTS as error:
-            raise refused(self.full(path), "be readable", error) from error
         if info.type is fs.FileType.NotFound:
             raise AbsentError(self.full(path), "be there", "nothing")
         return int(info.size or 0)
@@ -153,6 +144,14 @@ class Location:
             if isinstance(named, AbsentError) or (not self._local and not self._is_there(place)):
                 return
             raise named from error
+
+    @contextlib.contextmanager
+    def _naming(self, path: str, must: str) -> Iterator[None]:
+        """Name the file in what the storage refuses."""
+        try:
+            yield
+        except STORAGE_FAULTS as error:
+            raise refused(self.full(path), must, error) from error
 
     def _entries(self, folder: str) -> list[str]:
         place = f"{self._root}/{folder}"

@@ -18,13 +18,7 @@ from elasticutor.state.checkpoint.errors import (
     DamagedError,
     LayoutError,
 )
-from elasticutor.state.checkpoint.forms import (
-    ATTEMPTS,
-    INLINE_LAYOUT,
-    LAYOUT,
-    StateFile,
-    StateForm,
-)
+from elasticutor.state.checkpoint.forms import ATTEMPTS, INLINE_LAYOUT, LAYOUT, StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location
 from elasticutor.state.checkpoint.notes import from_json, to_json
 
@@ -205,17 +199,7 @@ def names_of(location: Location) -> list[ManifestName]:
 
 
 def standing(names: Iterable[ManifestName]) -> list[ManifestName]:
-    """Those that no later attempt has made void, newest epoch first.
-
-    Example:
-        >>> names = [
-        ...     ManifestName(Attempt(1000000001), Epoch(1)),
-        ...     ManifestName(Attempt(1000000001), Epoch(2)),
-        ...     ManifestName(Attempt(2000000000), Epoch(1)),
-        ... ]
-        >>> [(name.epoch, name.attempt) for name in standing(names)]
-        [(1, 2000000000), (1, 1000000001)]
-    """
+    """Those that no later attempt has made void, newest epoch first."""
     every = list(names)
     left = [name for name in every if not any(other.supersedes(name) for other in every)]
     return sorted(left, key=lambda name: (name.epoch, name.attempt), reverse=True)

@@ -57,13 +57,13 @@ def newest_below(location: Location, names: Sequence[ManifestName], below: int) 
     there = [name.epoch for name in standing(names)]
     before = [epoch for epoch in there if epoch < below]
     if there and not before:
-        raise MismatchError(
-            f"checkpoint {location.uri}",
-            f"have an epoch before {below}, which is to come next",
-            Words(f"those of {sorted(set(there))}"),
+        hint = (
             "what drives it has gone further back than is kept here: restore both from the same "
-            "time, or begin both again",
+            "time, or begin both again"
         )
+        must = f"have an epoch before {below}, which is to come next"
+        got = Words(f"those of {sorted(set(there))}")
+        raise MismatchError(f"checkpoint {location.uri}", must, got, hint)
     return before[0] if before else None
 
 

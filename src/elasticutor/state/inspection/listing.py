@@ -136,9 +136,8 @@ def check_files(
             left = _still_there(location, listers[file.path]) if error else ()
             if error and left:
                 faults.append(Fault(file.path, left, error))
-            result = Checked(
-                result.epochs, result.files + 1, result.size + file.size, tuple(faults)
-            )
+            files_read, size = result.files + 1, result.size + file.size
+            result = Checked(result.epochs, files_read, size, tuple(faults))
             progress(result, len(files))
     finally:
         stopped.set()

@@ -25,6 +25,7 @@ from elasticutor.state.checkpoint.errors import (
     DamagedError,
     MismatchError,
 )
+from elasticutor.state.checkpoint.fitting import DICTIONARY, key_in_words
 from elasticutor.state.checkpoint.forms import StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location
 from elasticutor.state.checkpoint.manifests import (
@@ -45,7 +46,6 @@ _PICKLED, _TUPLE, _SPAN = b"*(p"
 _ZONED: Final = re.compile(r"timestamp\[(?P<unit>\w+), tz=(?P<zone>.+)\]")
 _DECIMAL: Final = re.compile(r"(?P<kind>decimal\d+)\((?P<digits>\d+), (?P<scale>-?\d+)\)")
 _FIXED: Final = re.compile(r"fixed_size_binary\[(?P<width>\d+)\]")
-_ENCODED: Final = re.compile(r"dictionary<values=(?P<values>.*), indices=.*>")
 
 T = TypeVar("T")
 """What is read."""
@@ -53,12 +53,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Pickled:
-    """A state that is pickled, and was not unpickled: that would run code.
-
-    Example:
-        >>> Pickled(123)
-        <pickled, 123 bytes>
-    """
+    """A state that is pickled, and was not unpickled: that would run code."""
 
     size: int
     fault: str = ""  # why it could not be unpickled, if that was tried
@@ -95,13 +90,7 @@ def key_of(data: bytes) -> Any:
 
 
 def value_of(data: bytes, *, unpickle: bool = False) -> Any:
-    """A state that is kept as the codec has it; pickled ones only on request, for it runs code.
-
-    Example:
-        >>> from elasticutor.state.codec import encode
-        >>> value_of(encode(3)), value_of(encode([3])), value_of(encode([3]), unpickle=True)
-        (3, <pickled, 18 bytes>, [3])
-    """
+    """A state that is kept as the codec has it; pickled ones only on request, for it runs code."""
     tag = data[0] if data else None
     if tag in _SCALARS:
         return decode(data)
@@ -114,12 +103,7 @@ def value_of(data: bytes, *, unpickle: bool = False) -> Any:
 
 
 def type_of(text: str) -> pa.DataType | None:
-    """The Arrow type of a key's column, given as text; None if it is a nested or unknown one.
-
-    Example:
-        >>> print(type_of("timestamp[us, tz=UTC]"), type_of("struct<a: int8>"))
-        timestamp[us, tz=UTC] None
-    """
+    """The Arrow type of a key's column, given as text; None if it is a nested or unknown one."""
     if found := _ZONED.fullmatch(text):
         return pa.timestamp(found["unit"], found["zone"])
     if found := _DECIMAL.fullmatch(text):
@@ -128,7 +112,7 @@ def type_of(text: str) -> pa.DataType | None:
         return made
     if found := _FIXED.fullmatch(text):
         return pa.binary(int(found["width"]))
-    if found := _ENCODED.fullmatch(text):
+    if found := DICTIONARY.fullmatch(text):
         return type_of(found["values"])
     try:
         return pa.type_for_alias(text)
@@ -304,9 +288,12 @@ class StateReader:
             some += map(key_of, table["key"].slice(0, _SOME - len(some)).to_pylist())
             if len(some) >= _SOME:
                 break
-        by = ", ".join(f"{name} {kind}" for name, kind in form.key)
         must = f"be one that operator {form.operator!r} has state of in epoch {manifest.epoch}"
-        hint = f"keys are by {by}, such as {', '.join(map(repr, some))}" if some else "it has none"
+        hint = (
+            f"keys are by {key_in_words(form)}, such as {', '.join(map(repr, some))}"
+            if some
+            else "it has none"
+        )
         return BadValueError("key", must, keys[0] if keys else None, hint)
 
 
