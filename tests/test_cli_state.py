@@ -18,7 +18,7 @@ from elasticutor.cli.app import app
 from elasticutor.cli.state import keys_meant
 from elasticutor.errors import BadValueError, ElasticutorError
 from elasticutor.state.checkpoint import MismatchError, StateForm
-from elasticutor.state.inspection import StateReader
+from elasticutor.state.inspection.reading import StateReader
 
 TYPED = pa.schema({"n": pa.int64(), "last": pa.string()})
 

@@ -36,9 +36,11 @@ def test_an_operator_works_by_record_or_by_batch() -> None:
     assert kind_of(ByBatch()) == "batch"
 
 
-@pytest.mark.parametrize("operator", [Both(), Neither()])
-def test_an_operator_overrides_exactly_one_of_the_two(operator: Operator) -> None:
-    with pytest.raises(BadValueError, match=f"{type(operator).__name__} must override process"):
+@pytest.mark.parametrize(("operator", "got"), [(Both(), "both"), (Neither(), "neither")])
+def test_an_operator_overrides_exactly_one_of_the_two(operator: Operator, got: str) -> None:
+    with pytest.raises(
+        BadValueError, match=f"{type(operator).__name__} must override.*; got {got} of them"
+    ):
         kind_of(operator)
 
 

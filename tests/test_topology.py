@@ -14,9 +14,10 @@ from pyspark.sql import types as sp
 
 from elasticutor.errors import BadValueError, UnsupportedKeyError
 from elasticutor.operator import Operator
+from elasticutor.plan import Plan
 from elasticutor.sinks import CallableSink, MemorySink, NoSink
 from elasticutor.sources import Generator, IterableSource, Reader, Source
-from elasticutor.topology import Plan, Stream, Topology
+from elasticutor.topology import Stream, Topology
 
 CLICKS = "user_id long, page string, tags array<string>, clicks int"
 

@@ -18,12 +18,10 @@ class SourcePlan:
     """A source, and how many processes read it."""
 
     name: str
-    blob: bytes
-    """The pickled `Source`."""
+    blob: bytes  # the pickled `Source`
     schema: pa.Schema
     tasks: int
-    targets: tuple[str, ...]
-    """Operators and sinks that take its stream."""
+    targets: tuple[str, ...]  # operators and sinks that take its stream
 
     @property
     def processes(self) -> tuple[str, ...]:
@@ -36,22 +34,17 @@ class OperatorPlan:
     """An operator and its elastic executors."""
 
     name: str
-    blob: bytes
-    """The pickled `Operator`."""
+    blob: bytes  # the pickled `Operator`
     kind: Literal["record", "batch"]
     key: tuple[str, ...]
     input: pa.Schema
     """Of what it is sent: the columns that it reads and those of its key, in the streams' order."""
     output: pa.Schema
     executors: int
-    shards: int
-    """Of each executor."""
-    cores: int
-    """Of each executor, to begin with."""
-    inputs: tuple[str, ...]
-    """Sources and operators whose streams it takes."""
-    targets: tuple[str, ...]
-    """Operators and sinks that take its stream."""
+    shards: int  # of each executor
+    cores: int  # of each executor, to begin with
+    inputs: tuple[str, ...]  # sources and operators whose streams it takes
+    targets: tuple[str, ...]  # operators and sinks that take its stream
 
     @property
     def processes(self) -> tuple[str, ...]:
@@ -64,13 +57,10 @@ class SinkPlan:
     """A sink."""
 
     name: str
-    blob: bytes
-    """The pickled `Sink`."""
+    blob: bytes  # the pickled `Sink`
     schema: pa.Schema
-    inputs: tuple[str, ...]
-    """Sources and operators whose streams it takes."""
-    collects: bool
-    """Whether its batches are wanted on the driver."""
+    inputs: tuple[str, ...]  # sources and operators whose streams it takes
+    collects: bool  # whether its batches are wanted on the driver
 
     @property
     def processes(self) -> tuple[str, ...]:
@@ -92,8 +82,7 @@ class Plan:
 
     name: str
     sources: tuple[SourcePlan, ...]
-    operators: tuple[OperatorPlan, ...]
-    """None comes before one of its inputs."""
+    operators: tuple[OperatorPlan, ...]  # none comes before one of its inputs
     sinks: tuple[SinkPlan, ...]
 
     @property

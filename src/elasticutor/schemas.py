@@ -66,15 +66,8 @@ _FINEST_TIME = 9
 def to_arrow(schema: SchemaLike, resolve: Callable[[str], SchemaLike] | None = None) -> pa.Schema:
     """Return an Arrow schema, with the types that Spark maps to.
 
-    Args:
-        schema: An Arrow schema, which is returned as it is; a DDL string; or a Spark `StructType`
-            (anything with `jsonValue` or `json`).
-        resolve: Reads DDL strings in place of the reader in this module: `StructType.fromDDL` of a
-            Spark session, for instance.
-
-    Raises:
-        BadValueError: It is not one of these, cannot be read (the message shows where), has a type
-            that Arrow or Spark lacks, no column, or two of one name.
+    `schema` is an Arrow schema, which is returned as it is; a DDL string; or a Spark `StructType`
+    (anything with `jsonValue` or `json`). `resolve` reads DDL strings in place of the reader here.
 
     Example:
         >>> print(to_arrow("user_id long NOT NULL, tags array<string>").remove_metadata())
@@ -85,7 +78,7 @@ def to_arrow(schema: SchemaLike, resolve: Callable[[str], SchemaLike] | None = N
         Traceback (most recent call last):
             ...
         elasticutor.errors.BadValueError: DDL schema must have a type at character 9; got 'lnog'. \
-Hint: did you mean 'long'?
+    Hint: did you mean 'long'?
             user_id lnog, clicks int
                     ^
     """
@@ -102,14 +95,7 @@ Hint: did you mean 'long'?
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """Return a hint for a mistyped name: the nearest known one, or all of them.
-
-    Example:
-        >>> closest("user", ["user_id", "clicks"])
-        "did you mean 'user_id'?"
-        >>> closest("x", ["user_id", "clicks"])
-        "there are 'user_id', 'clicks'"
-    """
+    """Return a hint for a mistyped name: the nearest known one, or all of them."""
     names = list(known)
     lowered = {candidate.lower(): candidate for candidate in names}
     near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
@@ -121,21 +107,7 @@ def closest(name: str, known: Iterable[str]) -> str:
 def columns_read(who: str, columns: Any, known: Sequence[str], of: str) -> tuple[str, ...] | None:
     """Return the columns that an operator says it reads (`Operator.columns`); None: all of them.
 
-    Args:
-        who: The operator, for errors.
-        columns: What it says.
-        known: The columns that there are.
-        of: What has these, for errors.
-
-    Raises:
-        BadValueError: It says something else, or names a column that is not there.
-
-    Example:
-        >>> columns_read("operator 'counts'", ["use"], ["user", "at"], "its input")
-        Traceback (most recent call last):
-            ...
-        elasticutor.errors.BadValueError: columns of operator 'counts' must be columns of its \
-input; got 'use'. Hint: did you mean 'user'?
+    `who` names the operator in errors, and `of` what has the `known` columns.
     """
     if columns is None:
         return None
@@ -252,7 +224,6 @@ class _Ddl:
         return fields
 
     def single(self) -> pa.DataType:
-        """Return the text as one type."""
         kind = self._type()
         self._require_end("the end of the type")
         return kind
@@ -379,7 +350,6 @@ class _Ddl:
         return token
 
     def _took(self, *texts: str) -> bool:
-        """Return whether one of these words or marks is next; if so it is taken."""
         token = self._peek()
         taken = token.kind in ("word", "mark") and token.text.lower() in texts
         self._next += taken

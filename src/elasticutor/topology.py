@@ -22,33 +22,20 @@ from typing import Any, Literal
 import cloudpickle
 import pyarrow as pa
 
+from elasticutor.checks import require_whole
 from elasticutor.core.keys import key_hashes
 from elasticutor.errors import BadValueError, UnsupportedKeyError
 from elasticutor.operator import Operator, kind_of
-from elasticutor.plan import OperatorPlan, Plan, SinkPlan, SourcePlan, StagePlan
+from elasticutor.plan import OperatorPlan, Plan, SinkPlan, SourcePlan
 from elasticutor.schemas import SchemaLike, closest, columns_read, to_arrow
 from elasticutor.sinks import Sink
 from elasticutor.sources import Source
 
-__all__ = [
-    "OperatorPlan",
-    "Plan",
-    "SinkPlan",
-    "SourcePlan",
-    "StagePlan",
-    "Stream",
-    "Topology",
-    "pickled",
-    "require_count",
-    "require_hashable",
-    "require_instance",
-    "require_name",
-    "resolved",
-]
-
 # Names become parts of file names and of the names of processes. `counts.0` is a process.
 _NAME = re.compile(r"(?!.*\.[0-9]+$)[A-Za-z0-9_][A-Za-z0-9_.-]{0,39}", re.ASCII)
 _DEEPEST = 4
+MOST = 2**31 - 1
+"""Of anything that is counted: processes, shards, cores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +53,11 @@ class _Stage:
 
     role: Literal["source", "operator", "sink"]
     name: str
-    worker: Any
-    """The user's source, operator or sink."""
+    worker: Any  # the user's source, operator or sink
     inputs: list[str] = field(default_factory=list)
-    input: pa.Schema | None = None
-    """Of all its inputs; None iff a source."""
-    reads: frozenset[str] | None = None
-    """The columns that it is sent; None: all of them."""
-    output: pa.Schema | None = None
-    """None iff a sink."""
+    input: pa.Schema | None = None  # of all its inputs; None iff a source
+    reads: frozenset[str] | None = None  # the columns that it is sent; None: all of them
+    output: pa.Schema | None = None  # None iff a sink
     processes: int = 1
     key: tuple[str, ...] = ()
     shards: int = 0
@@ -123,15 +106,12 @@ class Topology:
             name: Its name.
             source: Where its tuples come from.
             tasks: How many processes read it; as many as the source says if left out.
-
-        Raises:
-            BadValueError: Name, source or number cannot be.
         """
         who = f"source {name!r}"
         self._require_new("source", name)
         require_instance(who, source, Source)
         number = source.tasks if tasks is None else tasks
-        require_count(f"tasks of {who}", number)
+        require_whole(f"tasks of {who}", number, most=MOST)
         schema = resolved(f"schema of {who}", getattr(source, "schema", None))
         return self._add(_Stage("source", name, source, output=schema, processes=number))
 
@@ -165,7 +145,7 @@ class Topology:
         require_instance(who, operator, Operator)
         kind_of(operator)
         for what, count in (("executors", executors), ("shards", shards), ("cores", cores)):
-            require_count(f"{what} of {who}", count)
+            require_whole(f"{what} of {who}", count, most=MOST)
         streams = self._streams(who, inputs)
         columns = _key(who, key, streams[0].schema)
         read = columns_read(who, operator.columns, streams[0].schema.names, "its input")
@@ -185,16 +165,7 @@ class Topology:
         return self._add(stage)
 
     def sink(self, name: str, sink: Sink, inputs: Stream | Sequence[Stream]) -> None:
-        """Add a sink.
-
-        Args:
-            name: Its name.
-            sink: Where the tuples go.
-            inputs: The stream it takes, or several of one schema.
-
-        Raises:
-            BadValueError: Something of this cannot be; the message says what and why.
-        """
+        """Add a sink, which takes one stream, or several of one schema."""
         who = f"sink {name!r}"
         self._require_new("sink", name)
         require_instance(who, sink, Sink)
@@ -205,9 +176,7 @@ class Topology:
     def connect(self, stream: Stream, name: str) -> None:
         """Let an operator or a sink that is there already take one more stream.
 
-        Raises:
-            BadValueError: There is no such operator or sink, it has the stream already, the schema
-                is another one, or the streams would run in a circle.
+        Refuses a stream that it has already, one of another schema, and a circle of streams.
         """
         stage = self._stages.get(name)
         if stage is None or stage.role == "source":
@@ -223,12 +192,7 @@ class Topology:
         stage.inputs.append(stream.name)
 
     def plan(self) -> Plan:
-        """All of it, checked and pickled.
-
-        Raises:
-            BadValueError: There is no operator, no taker of a stream, or something cannot be
-                pickled.
-        """
+        """All of it, checked and pickled; what cannot be run or pickled is refused."""
         stages = self._ordered()
         if not any(stage.role == "operator" for stage in stages):
             hint = "Spark alone carries tuples from a source to a sink"
@@ -295,7 +259,6 @@ class Topology:
         return []
 
     def _streams(self, who: str, given: Stream | Sequence[Stream]) -> list[Stream]:
-        """What was given as input, if it can be one."""
         streams: list[Any] = list(given) if isinstance(given, list | tuple) else [given]
         if not streams:
             raise BadValueError(f"input of {who}", "be at least one stream", given)
@@ -340,12 +303,6 @@ def require_name(role: str, name: Any) -> None:
         raise BadValueError(f"name of a {role}", must, name, "it becomes part of file names")
 
 
-def require_count(who: str, count: Any) -> None:
-    """Refuse what is no whole number from 1 on."""
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count < 2**31:
-        raise BadValueError(who, "be a whole number, at least 1", count)
-
-
 def require_instance(who: str, worker: Any, kind: type) -> None:
     """Refuse what is not of a kind, with a hint where it is the class itself."""
     if isinstance(worker, kind):
@@ -368,7 +325,6 @@ def resolved(who: str, schema: SchemaLike) -> pa.Schema:
 
 
 def _key(who: str, key: Any, schema: pa.Schema) -> tuple[str, ...]:
-    """The columns of a key, if these can be one."""
     columns: tuple[Any, ...] = tuple(key) if isinstance(key, list | tuple) else (key,)
     if not columns or not all(isinstance(column, str) for column in columns):
         hint = "several columns as a list of names"

@@ -15,10 +15,11 @@ from elasticutor.core.run.introductions import Introduction
 from elasticutor.driver.blueprint import Blueprint, in_paradigm
 from elasticutor.driver.connections import Connections, roles_of
 from elasticutor.lab.bench.operators import CountAndSum
+from elasticutor.plan import Plan
 from elasticutor.process.specs import Tempo
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
-from elasticutor.topology import Plan, Topology
+from elasticutor.topology import Topology
 from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint
 

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from elasticutor import Operator, elastic
-from elasticutor.state.inspection import StateReader
+from elasticutor.state.inspection.reading import StateReader
 
 # The processes of a cluster cannot import this module, so its operators travel as code.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

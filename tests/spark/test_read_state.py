@@ -17,7 +17,7 @@ from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError
 from elasticutor.state.checkpoint import DamagedError, MismatchError, StateForm, write_increment
 from elasticutor.state.codec import decode, encode, encode_key
-from elasticutor.state.inspection import StateReader
+from elasticutor.state.inspection.reading import StateReader
 from elasticutor.state.levels import Record
 
 

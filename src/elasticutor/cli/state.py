@@ -19,14 +19,9 @@ from elasticutor.cli.output import note, out, print_json, progress_bar
 
 if TYPE_CHECKING:  # what reads files is imported when it is needed: it takes a moment
     from elasticutor.state.checkpoint import StateForm
-    from elasticutor.state.inspection import (
-        Checked,
-        Claimed,
-        Difference,
-        Entry,
-        EpochKept,
-        StateReader,
-    )
+    from elasticutor.state.inspection.comparing import Difference
+    from elasticutor.state.inspection.listing import Checked, Claimed, EpochKept
+    from elasticutor.state.inspection.reading import Entry, StateReader
 
 _INTERRUPTED = 130
 _MOST_SHOWN = 20
@@ -55,7 +50,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print it as JSON.")]
 @app.command("ls")
 def list_epochs(checkpoint: Where, as_json: AsJson = False) -> None:
     """List the epochs, what state each has, and who has claimed the checkpoint."""
-    from elasticutor.state.inspection import StateReader, claimed_by, epochs_kept
+    from elasticutor.state.inspection.listing import claimed_by, epochs_kept
+    from elasticutor.state.inspection.reading import StateReader
 
     reader = StateReader(checkpoint)
     epochs = epochs_kept(reader)
@@ -103,7 +99,7 @@ def show(
     Typed columns where the operator has a [bold]state_schema[/bold]; otherwise numbers, texts and
     bytes, and of everything else its size, unless [bold]--unpickle[/bold] is given.
     """
-    from elasticutor.state.inspection import StateReader
+    from elasticutor.state.inspection.reading import StateReader
 
     reader = StateReader(checkpoint)
     if key is None:
@@ -119,7 +115,7 @@ def show(
                 "epoch": shown.epoch,
                 "key": [{"name": name, "type": kind} for name, kind in shown.form.key],
                 "typed": shown.form.schema is not None,
-                "entries": [_entry_as_dict(entry) for entry in shown.entries],
+                "entries": list(map(_entry_as_dict, shown.entries)),
                 "more": shown.more,
             }
         )
@@ -147,7 +143,8 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Compare an operator's state of two epochs: keys added, removed and changed."""
-    from elasticutor.state.inspection import StateReader, difference
+    from elasticutor.state.inspection.comparing import difference
+    from elasticutor.state.inspection.reading import StateReader
 
     reader = StateReader(checkpoint)
     found = difference(reader, operator, before, after, unpickle=unpickle)
@@ -177,7 +174,8 @@ def check(checkpoint: Where, as_json: AsJson = False) -> None:
 
     Exits with 1 if something is damaged, and says what, and which epochs need it.
     """
-    from elasticutor.state.inspection import Checked, StateReader, check_files
+    from elasticutor.state.inspection.listing import Checked, check_files
+    from elasticutor.state.inspection.reading import StateReader
 
     reader = StateReader(checkpoint)
     latest = Checked()
@@ -213,15 +211,7 @@ def check(checkpoint: Where, as_json: AsJson = False) -> None:
 
 
 def keys_meant(text: str, form: StateForm) -> list[Any]:
-    """Return the keys that a text on the command line may stand for, the likeliest first.
-
-    Example:
-        >>> from elasticutor.state.checkpoint import StateForm
-        >>> keys_meant("7", StateForm("counts", 1, 1, (("user", "string"),)))
-        [7, '7']
-        >>> keys_meant("2024-02-29", StateForm("counts", 1, 1, (("day", "date32[day]"),)))
-        ['2024-02-29', datetime.date(2024, 2, 29)]
-    """
+    """Return the keys that a text on the command line may stand for, the likeliest first."""
     from elasticutor.state.inspection.reading import type_of
 
     try:
@@ -368,12 +358,7 @@ def _epoch_as_dict(epoch: EpochKept) -> dict[str, Any]:
 
 
 def _entry_as_dict(entry: Entry) -> dict[str, Any]:
-    return {
-        "executor": entry.executor,
-        "shard": entry.shard,
-        "key": _plain(entry.key),
-        "value": _plain(entry.value),
-    }
+    return {name: _plain(getattr(entry, name)) for name in ("executor", "shard", "key", "value")}
 
 
 def _difference_as_dict(
@@ -384,13 +369,9 @@ def _difference_as_dict(
         "operator": operator,
         "from": found.before,
         "to": found.after,
-        "counts": {
-            "added": len(found.added),
-            "removed": len(found.removed),
-            "changed": len(found.changed),
-        },
-        "added": [_entry_as_dict(entry) for entry in found.added[:limit]],
-        "removed": [_entry_as_dict(entry) for entry in found.removed[:limit]],
+        "counts": {name: len(getattr(found, name)) for name in ("added", "removed", "changed")},
+        "added": list(map(_entry_as_dict, found.added[:limit])),
+        "removed": list(map(_entry_as_dict, found.removed[:limit])),
         "changed": [
             {"key": _plain(new.key), "was": _plain(old.value), "is": _plain(new.value)}
             for old, new in found.changed[:limit]

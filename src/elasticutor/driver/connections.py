@@ -11,8 +11,8 @@ from elasticutor.core.run import run_instructions as do
 from elasticutor.core.run.introductions import Introduction
 from elasticutor.core.run.participants import Roles
 from elasticutor.driver.blueprint import Blueprint
+from elasticutor.plan import Plan, StagePlan
 from elasticutor.process.hosting.hosts import ends_name
-from elasticutor.topology import Plan, StagePlan
 from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint
 

@@ -33,9 +33,9 @@ from elasticutor.driver.queries.batch_driver import BatchDriver
 from elasticutor.driver.repartitioning import ANSWERS, Leads
 from elasticutor.driver.scheduling import Interval
 from elasticutor.errors import ElasticutorError, ProtocolError
+from elasticutor.plan import Plan
 from elasticutor.process.failures import described_end
 from elasticutor.state.checkpoint import Checkpoint, StateFile
-from elasticutor.topology import Plan
 from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint
 

@@ -11,27 +11,18 @@ from pyarrow import fs
 
 from elasticutor.errors import BadValueError
 from elasticutor.sinks.base import SinkError
+from elasticutor.state.checkpoint.location import make_folders, sync
 
 _SCHEMES = ("file", "hdfs", "viewfs", "s3", "gs", "gcs", "abfs", "abfss")
-_OBJECTS = ("s3", "gcs", "abfs")
-"""Where there are no folders, only names with slashes in them."""
+_OBJECTS = ("s3", "gcs", "abfs")  # where there are no folders, only names with slashes in them
 
 
 def require_uri(uri: Any) -> str:
     """Return a location as text; a path without a scheme becomes absolute, as of this process.
 
-    Raises:
-        BadValueError: It is not a location.
-
     Example:
         >>> require_uri("s3://bucket/out/"), require_uri("/data/out")
         ('s3://bucket/out/', '/data/out')
-        >>> require_uri("ftp://host/out")
-        Traceback (most recent call last):
-            ...
-        elasticutor.errors.BadValueError: uri must be a path, or begin with file://, hdfs://, \
-viewfs://, s3://, gs://, gcs://, abfs:// or abfss://; got 'ftp://host/out'. Hint: for others give \
-filesystem=…, and the path in it
     """
     text = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
     scheme, found, _ = text.partition("://") if isinstance(text, str) else ("", "", "")
@@ -43,24 +34,7 @@ filesystem=…, and the path in it
 
 
 class Folder:
-    """Files by their names, which are relative to the folder.
-
-    Args:
-        filesystem: Where it is.
-        path: Of the folder there.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as home:
-        ...     folder = Folder.at(home)
-        ...     folder.make("new")
-        ...     with folder.create("new/a") as stream:
-        ...         _ = stream.write(b"all of it")
-        ...     folder.publish([("new/a", "a")])
-        ...     folder.publish([("new/a", "a")])  # again: nothing to do
-        ...     folder.names(), folder.names("new")
-        (['a'], [])
-    """
+    """Files by their names, which are relative to the folder."""
 
     def __init__(self, filesystem: fs.FileSystem, path: str) -> None:
         self._fs = filesystem
@@ -78,14 +52,10 @@ class Folder:
         """Make a folder in it, or itself, where the file system has folders."""
         if self._fs.type_name in _OBJECTS:
             return
-        path = self._at(name)
-        fresh = []
         if self._local:
-            own = Path(path)
-            fresh = [one for one in (own, *own.parents) if not one.exists()]
-        self._fs.create_dir(path, recursive=True)
-        for one in fresh:
-            _sync(one.parent)
+            make_folders(Path(self._at(name)))
+        else:
+            self._fs.create_dir(self._at(name), recursive=True)
 
     def create(self, name: str) -> Any:
         """Return a stream to a new file."""
@@ -106,7 +76,7 @@ class Folder:
         if self._local:
             paths = [Path(self._at(name)) for name in names]
             for path in (*paths, *{path.parent for path in paths}):
-                _sync(path)
+                sync(path)
 
     def publish(self, moves: list[tuple[str, str]]) -> None:
         """Move files to their final names; those that are there already stay as they are.
@@ -129,7 +99,7 @@ class Folder:
         if self._local:
             for folder in {Path(self._at(name)).parent for move in moves for name in move}:
                 with contextlib.suppress(FileNotFoundError):  # an earlier life's own folder
-                    _sync(folder)
+                    sync(folder)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it exists."""
@@ -146,11 +116,3 @@ class Folder:
 
     def __str__(self) -> str:
         return self._path
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 
-from elasticutor.errors import BadValueError
+from elasticutor.checks import require_whole
 from elasticutor.sinks.base import Sink, SinkError, Writer
 
 
@@ -23,9 +21,7 @@ class MemorySink(Sink):
     collects = True
 
     def __init__(self, max_rows: int = 1_000_000) -> None:
-        given: Any = max_rows
-        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-            raise BadValueError("max_rows", "be a whole number, at least 1", max_rows)
+        require_whole("max_rows", max_rows)
         self.max_rows = max_rows
 
     def open(self, task: int, schema: pa.Schema) -> MemoryWriter:
@@ -34,15 +30,7 @@ class MemorySink(Sink):
 
 
 class MemoryWriter(Writer):
-    """Keeps batches, up to a number of rows.
-
-    Example:
-        >>> writer = MemorySink().open(0, pa.schema([("a", pa.int64())]))
-        >>> writer.write(pa.record_batch({"a": [1, 2]}))
-        >>> writer.write(pa.record_batch({"a": [3]}))
-        >>> writer.table().column("a").to_pylist(), writer.rows
-        ([1, 2, 3], 3)
-    """
+    """Keeps batches, up to a number of rows."""
 
     def __init__(self, schema: pa.Schema, max_rows: int) -> None:
         self._schema = schema
@@ -66,25 +54,7 @@ class EpochMemory:
     """Keeps batches by epoch, and forgets those of epochs that came to nothing.
 
     An epoch's manifest commits it: `commit` is to be called for that before any `begin` of the
-    attempt that goes on from there.
-
-    Args:
-        schema: Of the rows.
-        max_rows: How many rows it may keep, those of the epoch under way included.
-
-    Example:
-        >>> memory = EpochMemory(pa.schema([("a", pa.int64())]), max_rows=100)
-        >>> memory.begin(1)
-        >>> memory.write(1, 1, pa.record_batch({"a": [1]}))
-        >>> memory.write(1, 2, pa.record_batch({"a": [2]}))
-        >>> memory.commit(1)
-        >>> memory.table().column("a").to_pylist()
-        [1]
-        >>> memory.begin(2)  # epoch 2 has failed, and is tried again
-        >>> memory.write(2, 2, pa.record_batch({"a": [3]}))
-        >>> memory.commit(2)
-        >>> memory.table().column("a").to_pylist()
-        [1, 3]
+    attempt that goes on from there. `max_rows` counts those of the epoch under way too.
     """
 
     def __init__(self, schema: pa.Schema, max_rows: int) -> None:
@@ -94,17 +64,11 @@ class EpochMemory:
         self._committed: list[pa.RecordBatch] = []
         self._open: dict[int, list[pa.RecordBatch]] = {}  # by epoch, of this attempt
         self._lasting = 0  # committed rows
-        self.rows = 0
-        """How many are kept, committed or not."""
-        self.epoch = 0
-        """The last one committed."""
+        self.rows = 0  # how many are kept, committed or not
+        self.epoch = 0  # the last one committed
 
     def write(self, attempt: int, epoch: int, batch: pa.RecordBatch) -> None:
-        """Keep a batch of an epoch, or refuse it if it is too much; none of an earlier attempt.
-
-        Raises:
-            SinkError: There are more rows than it may keep.
-        """
+        """Keep a batch, or refuse it if it is too much; none of an earlier attempt or epoch."""
         if attempt < self._attempt or epoch <= self.epoch:
             return
         rows = self.rows + batch.num_rows

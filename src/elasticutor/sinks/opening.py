@@ -18,30 +18,11 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 def open_sink(
     name: str, sink: Sink, task: int, schema: pa.Schema, run: SinkRun | None = None
 ) -> Writer:
-    """Open a sink so that its errors name it.
+    """Open a sink so that its errors name it; without a `run`, for one without a checkpoint.
 
-    Args:
-        name: Its name in the topology.
-        sink: The sink.
-        task: Which of its processes this is, from 0.
-        schema: Of the outputs.
-        run: The run in which it is opened; one without a checkpoint if left out.
-
-    Returns:
-        A writer; an `EpochWriter` if the sink's own is one.
-
-    Raises:
-        SinkError: From here and from every method of the writer: the sink's name, what was raised
-            and where. It can be pickled, whatever the error behind it was.
-
-    Example:
-        >>> from elasticutor.sinks import CallableSink
-        >>> writer = open_sink("out", CallableSink(lambda batch: 1 / 0), 0, pa.schema([]))
-        >>> writer.write(pa.record_batch({"a": [1]}))  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-            ...
-        elasticutor.sinks.base.SinkError: sink 'out' must take what it is given; got \
-'ZeroDivisionError: division by zero'. Hint: raised in <lambda>, ...
+    The writer is an `EpochWriter` if the sink's own is one. All that its methods raise is a
+    `SinkError` with the sink's name, what was raised and where. It can be pickled, whatever the
+    error behind it was.
     """
     with _named(name, "open"):
         writer: Any = sink.open_in(run or SinkRun(name), task, schema)

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from elasticutor.checks import require_seconds, require_whole
 from elasticutor.errors import BadValueError
 from elasticutor.sinks.base import EpochWriter, Sink, SinkError, SinkRun, Writer
 from elasticutor.sinks.folder import Folder, require_uri
@@ -32,8 +33,7 @@ _GROUP_BYTES = 32 * 1024 * 1024
 """What is kept in memory at most, give or take a batch; then it is written as a row group."""
 _FILE_BYTES = 1024 * 1024 * 1024
 """When a file is large enough; object stores do not move those above 5 GB."""
-_OWN = ("epoch-", "run-")
-"""How the names of published files begin."""
+_OWN = ("epoch-", "run-")  # how the names of published files begin
 
 
 class ParquetSink(Sink):
@@ -62,23 +62,14 @@ class ParquetSink(Sink):
         flush_s: How old the oldest unpublished row may become, about, without a checkpoint.
         filesystem: Where it is, if a URI does not say enough; must survive pickling.
 
-    Raises:
-        BadValueError: An argument has an impossible value.
-
     Example:
         >>> import tempfile
-        >>> from pathlib import Path
         >>> with tempfile.TemporaryDirectory() as home:
         ...     sink = ParquetSink(home)
-        ...     run = SinkRun("out", checkpointed=True)
-        ...     writer = sink.open_in(run, 0, pa.schema([("a", pa.int64())]))
+        ...     writer = sink.open(0, pa.schema([("a", pa.int64())]))
         ...     writer.write(pa.record_batch({"a": [1, 2]}))
-        ...     message = writer.prepare(1)
-        ...     print(pq.read_table(home).num_rows, "rows")
-        ...     writer.commit(1, message)
         ...     writer.close()
         ...     print(pq.read_table(home).num_rows, "rows")
-        0 rows
         2 rows
     """
 
@@ -98,13 +89,8 @@ class ParquetSink(Sink):
         if not (isinstance(codec, str) and (codec == "none" or _codec_available(codec))):
             must = 'be one of "zstd", "snappy", "gzip", "brotli", "lz4" and "none"'
             raise BadValueError("compression", must, compression)
-        rows: Any = max_rows
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-            raise BadValueError("max_rows", "be a whole number, at least 1", max_rows)
-        seconds: Any = flush_s
-        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if not (number and seconds >= 0):
-            raise BadValueError("flush_s", "be a number of seconds, at least 0", flush_s)
+        require_whole("max_rows", max_rows)
+        require_seconds("flush_s", flush_s, endless=True)
         self.compression = compression
         self.max_rows = max_rows
         self.flush_s = flush_s
@@ -129,8 +115,6 @@ class ParquetSink(Sink):
 
 @dataclass(slots=True)
 class _Open:
-    """A file that is being written."""
-
     name: str
     stream: Any
     parquet: pq.ParquetWriter
@@ -145,8 +129,7 @@ class _Files:
     ) -> None:
         self.folder = folder
         self.pending = pending
-        self.token = ""
-        """Part of every file's name; renewed before names could repeat."""
+        self.token = ""  # part of every file's name; renewed before names could repeat
         self._schema = schema
         self._compression = compression
         self._max_rows = max_rows
@@ -168,12 +151,10 @@ class _Files:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to publish."""
         return not (self._whole or self._file or self._kept_rows)
 
     @property
     def full(self) -> bool:
-        """Whether a file has all that it may have."""
         return bool(self._whole)
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -295,8 +276,7 @@ class _RunFiles(Writer):
         self._begin = begin
         self._flush_s = sink.flush_s
         self._numbers = count()
-        self._since = 0.0
-        """When the oldest row came; only if there are any."""
+        self._since = 0.0  # when the oldest row came; only if there are any
 
     def write(self, batch: pa.RecordBatch) -> None:
         if self._files.empty:
@@ -320,7 +300,6 @@ class _RunFiles(Writer):
         self._files.folder.publish(moves)
 
     def close(self) -> None:
-        """Publish the last of it, unless something of it is missing."""
         if not self._files.broken:
             self.flush()
         self._files.drop()

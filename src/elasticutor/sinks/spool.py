@@ -15,22 +15,8 @@ MEMORY_BYTES = 64 * 1024 * 1024
 class Spool:
     """Keeps batches of one schema in their order, whatever their number.
 
-    Beyond some bytes they go to a file in the directory for temporary files. It has no name there,
-    so a process that is killed leaves nothing behind.
-
-    Args:
-        schema: Of the batches.
-        memory_bytes: How much stays in memory, give or take a batch.
-
-    Example:
-        >>> spool = Spool(pa.schema([("a", pa.int64())]), memory_bytes=10)
-        >>> for number in range(3):
-        ...     spool.append(pa.record_batch({"a": [number]}))
-        >>> spool.rows, [batch.to_pydict()["a"] for batch in spool.batches()]
-        (3, [[0], [1], [2]])
-        >>> spool.clear()
-        >>> spool.rows, list(spool.batches())
-        (0, [])
+    Beyond about `memory_bytes` they go to a file in the directory for temporary files. It has no
+    name there, so a process that is killed leaves nothing behind.
     """
 
     def __init__(self, schema: pa.Schema, memory_bytes: int = MEMORY_BYTES) -> None:

@@ -24,7 +24,6 @@ class Offer:
 
     Latency counts from here, not from the poll: a reader that is polled late says how late.
     """
-
     due_us: npt.NDArray[np.int64] | None = None
     """When each of them was due, in microseconds since 1970, never falling; None: all together."""
 
@@ -35,7 +34,6 @@ class RowOffer:
 
     rows: list[tuple[Any, ...]]
     """Values of exactly the schema's types: an `int` for an integer, a `str` for a string."""
-
     due_us: list[int]
     """When each of them was due, in microseconds since 1970, never falling."""
 
@@ -45,20 +43,16 @@ class Reader(ABC):
 
     exhausted: bool = False
     """Whether the source has ended for this task."""
-
     offset: Any = None
     """The position behind the last offer; never None after one.
 
     Of plain values: numbers, strings, bytes, and lists, tuples, dicts and sets of them.
     """
-
     rate: float | None = None
     """Tuples per second that it would offer unhindered, for the scheduler: infinity if it has all
     at once; None if it does not know, so that the rate is measured."""
-
     checkpointed: bool = False
     """Whether the run has a checkpoint, and `committed` is called; set before the first `poll`."""
-
     knows_when: bool = False
     """Whether `wait_s` is exact at any time, so that no `poll` is in vain."""
 
@@ -108,10 +102,7 @@ class Source(ABC):
 
     @abstractmethod
     def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
-        """Return a reader for one of several tasks.
+        """Return a reader for a task, counted from 0; all tasks together give every tuple once.
 
-        Args:
-            task: Which one, from 0.
-            tasks: How many there are; together they give every tuple once.
-            offset: Where to go on, as this task's reader had it; None to begin.
+        `offset` is where to go on, as this task's reader had it; None to begin.
         """

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from elasticutor.checks import require, require_whole
 from elasticutor.errors import BadValueError
 from elasticutor.sources.base import Offer, Reader, RowOffer, Source
-from elasticutor.sources.checks import require, require_whole
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -70,34 +70,24 @@ class Generator(Source):
 
     Without a rate, stream time passes by a microsecond per tuple.
     """
-
     keys: int = 10_000
     """How many keys there are: 0 to keys - 1."""
-
     zipf: float = 0.5
     """The skew: the k-th most frequent key has a share in proportion to 1 / k^zipf."""
-
     payload: int = 128
     """Bytes of payload per tuple."""
-
     omega: float = 0.0
     """ω: how often per minute the frequencies are shuffled among the keys."""
-
     rows: int | None = None
     """How many tuples there are, of all tasks together; None for no end."""
-
     seconds: float | None = None
     """How long the stream is, by its schedule; None for no end."""
-
     seed: int = 0
     """Streams of different seeds are independent."""
-
     shuffle_rows: int | None = None
     """As `omega`, but after this many tuples of all tasks together."""
-
     hot: HotKey | None = None
     """A single key that outweighs the others for a while."""
-
     catch_up: bool = True
     """Whether a restart offers at once what fell due in between, or goes on where it stopped."""
 
@@ -192,7 +182,6 @@ class _Tuples:
         return (number * self._tasks + self._task) * self._period / _MICROSECONDS
 
     def due_by(self, seconds: float) -> int:
-        """Return how many tuples are due by then."""
         places = seconds * _MICROSECONDS / self._period - self._task
         number = max(0, math.floor(places / self._tasks) + 1)
         # Divisions round; what is due is what `due_s` says.
@@ -211,7 +200,6 @@ class _Tuples:
             start = end
 
     def piece(self, start: int, stop: int) -> int:
-        """Return how far from start a piece goes."""
         return min(stop, start - start % self._segment + self._segment)
 
     def batch(self, start: int, stop: int) -> pa.RecordBatch:
@@ -361,12 +349,10 @@ class _GeneratorReader(Reader):
 
     @property
     def offset(self) -> tuple[int, float | None]:
-        """The next tuple, and when the stream started."""
         return self._next, self._start
 
     @property
     def exhausted(self) -> bool:  # type: ignore[override]
-        """Whether the last tuple was offered."""
         return self._tuples.count is not None and self._next >= self._tuples.count
 
     def poll(self, now: float, max_rows: int) -> Offer | None:
@@ -385,7 +371,6 @@ class _GeneratorReader(Reader):
         return Offer(batch, begun + self._tuples.due_s(first), due_us)
 
     def poll_rows(self, now: float, most: int) -> RowOffer | None:
-        """Return all tuples that are due, if they are few."""
         first = self._next
         due = self._due(now, most + 1)
         if not self._paced or not first < due <= first + most:
@@ -395,7 +380,6 @@ class _GeneratorReader(Reader):
         return RowOffer(*self._tuples.rows(first, self._next, begun_us))
 
     def wait_s(self, now: float) -> float:
-        """Until the next tuple is due."""
         if not self._paced:
             return 0.0
         return max(0.0, self._begun(now) + self._tuples.due_s(self._next) - now)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from elasticutor.checks import require_whole
 from elasticutor.errors import BadValueError
 from elasticutor.schemas import SchemaLike, to_arrow
 from elasticutor.sources.base import Offer, Reader, Source
-from elasticutor.sources.checks import require_whole
 
 
 class IterableSource(Source):
@@ -28,17 +28,11 @@ class IterableSource(Source):
         tasks: How many processes read it, unless the topology says otherwise.
         batch_rows: How many rows make a batch, if they are rows.
 
-    Raises:
-        BadValueError: Something does not fit the schema.
-
     Example:
-        >>> source = IterableSource([("ann", 1), {"user": "bob", "clicks": 2}], "user string, \
-clicks int")
-        >>> reader = source.open(0, 1, None)
+        >>> rows = [("ann", 1), {"user": "bob", "clicks": 2}]
+        >>> reader = IterableSource(rows, "user string, clicks int").open(0, 1, None)
         >>> reader.poll(0.0, 100).batch.to_pylist()
         [{'user': 'ann', 'clicks': 1}, {'user': 'bob', 'clicks': 2}]
-        >>> reader.offset, reader.exhausted
-        ((1, 0), True)
     """
 
     def __init__(
@@ -66,8 +60,6 @@ clicks int")
 
 
 class _BatchReader(Reader):
-    """Batches, one after the other."""
-
     rate = math.inf
 
     def __init__(self, batches: Sequence[pa.RecordBatch], offset: Any | None) -> None:
@@ -76,11 +68,9 @@ class _BatchReader(Reader):
 
     @property
     def exhausted(self) -> bool:  # type: ignore[override]
-        """Whether the last batch was offered."""
         return self.offset[0] >= len(self._batches)
 
     def poll(self, now: float, max_rows: int) -> Offer | None:
-        """Return the next batch, or a piece of it if it is larger than wanted."""
         if self.exhausted:
             return None
         given, row = self.offset
@@ -90,7 +80,6 @@ class _BatchReader(Reader):
         return Offer(piece, now)
 
     def wait_s(self, now: float) -> float:
-        """Nothing to wait for."""
         return 0.0
 
 

@@ -45,15 +45,6 @@ class Incoming:
     """Converts the batches of a `mapInArrow` function to exactly the engine's schema.
 
     It can be pickled, and serves one task at a time.
-
-    Args:
-        schema: The engine's, from `engine_schema`.
-
-    Example:
-        >>> incoming = Incoming(pa.schema({"at": pa.timestamp("us", "UTC")}))
-        >>> spark = pa.record_batch({"at": pa.array([0], pa.timestamp("us", "Europe/Oslo"))})
-        >>> incoming(spark).schema
-        at: timestamp[us, tz=UTC]
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -63,11 +54,7 @@ class Incoming:
         self._labels = self._types = False
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch in the engine's schema; only large strings are copied.
-
-        Raises:
-            BadValueError: It has other columns, or columns of other types.
-        """
+        """Return the batch in the engine's schema; only large strings are copied."""
         if self._seen is None or not batch.schema.equals(self._seen, check_metadata=True):
             self._look_at(batch.schema)
         if self._casts:
@@ -111,14 +98,6 @@ class Outgoing:
         tagged: Whether rows name their operator: then there is the column `operator`, and a
             struct for each operator, null where the row is another's. If not, there is only one
             operator.
-
-    Example:
-        >>> outputs = {"a": pa.schema({"x": pa.int64()}), "b": pa.schema({"y": pa.string()})}
-        >>> outgoing = Outgoing(outputs, "part", tagged=True)
-        >>> outgoing("a", pa.record_batch({"x": [7]}), 3).to_pylist()
-        [{'part': 3, 'operator': 'a', 'a': {'x': 7}, 'b': None}]
-        >>> Outgoing({"a": outputs["a"]}, "part")("a", pa.record_batch({"x": [7]}), 3).to_pylist()
-        [{'part': 3, 'x': 7}]
     """
 
     def __init__(
@@ -134,21 +113,11 @@ class Outgoing:
         else:
             (only,) = self._outputs.values()
             fields += only
-        self.schema = pa.schema(fields)
-        """Of all batches."""
+        self.schema = pa.schema(fields)  # of all batches
         self._kept: dict[str, tuple[pa.Array, pa.Array]] = {}
 
     def __call__(self, operator: str, batch: pa.RecordBatch, part: int) -> pa.RecordBatch:
-        """Return an operator's output in Spark's schema.
-
-        Args:
-            operator: The operator's name.
-            batch: Its output, of the engine's schema.
-            part: The value of the hidden column, from 0; ignored if there is none.
-
-        Raises:
-            BadValueError: There is no such operator, or this is not its output.
-        """
+        """Return an operator's output in Spark's schema; `part` goes into the hidden column."""
         output = self._outputs.get(operator)
         if output is None:
             raise BadValueError("operator", "be known", operator, closest(operator, self._outputs))
@@ -193,23 +162,12 @@ def engine_schema(schema: pa.Schema) -> pa.Schema:
 
     Whether Spark says that a column has no nulls depends on its optimizer, and on which source was
     read last. State on disk names the types of its keys and must not depend on it.
-
-    Example:
-        >>> engine_schema(pa.schema([pa.field("a", pa.int64(), nullable=False)]))
-        a: int64
     """
     return pa.schema([pa.field(field.name, _nullable(field.type)) for field in schema])
 
 
 def wider(kind: pa.DataType) -> pa.DataType:
-    """Return the type in which Spark holds all values of an Arrow type, if it has one.
-
-    Its timestamps have no nanoseconds.
-
-    Example:
-        >>> wider(pa.list_(pa.uint32()))
-        ListType(list<element: int64>)
-    """
+    """Return the type in which Spark holds all values of a type, but nanoseconds, if it has one."""
     types = pa.types
     if types.is_dictionary(kind):
         return wider(kind.value_type)
@@ -240,12 +198,7 @@ def _wider(kind: pa.DataType) -> pa.DataType:
 
 
 def cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Cast a column to the type that `wider` gives.
-
-    Example:
-        >>> cast(pa.array([b"ab"], pa.binary(2)), pa.binary()).type
-        DataType(binary)
-    """
+    """Cast a column to the type that `wider` gives."""
     if column.type == kind:
         return column
     if pa.types.is_struct(kind):

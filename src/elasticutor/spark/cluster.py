@@ -7,17 +7,19 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, cast
 
 from pyspark.sql import SparkSession
 
+from elasticutor.checks import require_whole
 from elasticutor.core.run.phases import RunError
 from elasticutor.driver.cluster import SCHEDULE_S, START_TIMEOUT_S, BaseCluster
 from elasticutor.driver.run import Run
 from elasticutor.driver.supervisor import Supervisor
 from elasticutor.errors import BadValueError
 from elasticutor.process.hosting.hosts import GIB, NodesWanted
-from elasticutor.spark.jobs import EndsTask, LongJob, NodesTask
+from elasticutor.spark.jobs import LongJob, ends_task, nodes_task
 from elasticutor.spark.session import SparkResources, offer_of, require_session
 from elasticutor.topology import Topology
 
@@ -25,11 +27,9 @@ log = logging.getLogger(__name__)
 
 _Options = ParamSpec("_Options")
 
-_CLUSTERS: weakref.WeakSet[Cluster] = weakref.WeakSet()
-"""All clusters that were started."""
+_CLUSTERS: weakref.WeakSet[Cluster] = weakref.WeakSet()  # all clusters that were started
 
-_END_S = 10.0
-"""How long hosts have to end by themselves before Spark kills them."""
+_END_S = 10.0  # how long hosts have to end by themselves before Spark kills them
 
 
 class Cluster(BaseCluster):
@@ -69,8 +69,8 @@ class Cluster(BaseCluster):
     ) -> None:
         self._spark = require_session(spark)
         for name, number in (("nodes", nodes), ("cores", cores)):
-            if number is not None and (type(number) is not int or number < 1):
-                raise BadValueError(name, "be a whole number, at least 1", number)
+            if number is not None:
+                require_whole(name, number)
         offer = offer_of(self._spark)
         self._offer = offer
         count = nodes or (1 if offer.local else offer.executors)
@@ -113,7 +113,7 @@ class Cluster(BaseCluster):
             f"elasticutor-{self.id}",
             f"elasticutor: nodes {names} of {self._wanted.cores} cores each",
             1 if local else len(wanted.names),
-            NodesTask(self._bootstrap, wanted, one_each=not local),
+            partial(nodes_task, self._bootstrap, wanted, not local),
             cpus=1 if local else wanted.cores,
             ended=self._nodes_ended,
         )
@@ -155,7 +155,7 @@ class Cluster(BaseCluster):
             f"elasticutor-{run}",
             f"elasticutor: sources and sinks of {supervisor.plan.name}",
             len(numbers),
-            EndsTask(self._bootstrap, run, numbers),
+            partial(ends_task, self._bootstrap, run, tuple(numbers)),
             ended=ended,
         )
         self._ends[run] = job
@@ -211,6 +211,5 @@ def _require_slots(offer: SparkResources, nodes: int, cores: int, taken: int) ->
         hint = f"use local[{needed}] or more" if offer.local else "ask for fewer nodes or cores"
         if taken:
             hint += ", or stop the other clusters"
-        raise BadValueError(
-            f"Spark ({offer.master})", f"have {needed} slots: {why}", offer.slots, hint
-        )
+        must = f"have {needed} slots: {why}"
+        raise BadValueError(f"Spark ({offer.master})", must, offer.slots, hint)

@@ -181,28 +181,22 @@ def _place(query: QuerySeen, checkpoint: str | None, name: str) -> str:
     if checkpoint is not None:
         return checkpoint
     if not query.folder:
-        raise BadValueError(
-            "checkpoint", "be given", None, "the query's own checkpoint location is not known"
-        )
+        hint = "the query's own checkpoint location is not known"
+        raise BadValueError("checkpoint", "be given", None, hint)
     return f"{query.folder.rstrip('/')}/elasticutor/{name}"
 
 
 def _require_state(query: QuerySeen, name: str, epoch: int, checkpoint: str | None) -> None:
     """Refuse to begin without state where the state seems to have another name.
 
-    Args:
-        query: The query's folder.
-        name: The state's name now.
-        epoch: The next epoch; a new query begins with 1.
-        checkpoint: The location that the user gave, if any.
+    A new query begins with epoch 1; `checkpoint` is the location that the user gave, if any.
     """
     if epoch == 1 or Location.at(_place(query, checkpoint, name)).names(""):
         return
-    if checkpoint is not None or name not in query.operators:  # or Spark shows plans differently
-        log.warning("%r begins with no state at batch %d of query %s", name, epoch - 1, query.id)
-        return
-    there = set(Location.at(f"{query.folder.rstrip('/')}/elasticutor").names(""))
-    others = sorted(there - query.operators)
+    others: list[str] = []
+    if checkpoint is None and name in query.operators:  # unless Spark shows plans differently
+        there = set(Location.at(f"{query.folder.rstrip('/')}/elasticutor").names(""))
+        others = sorted(there - query.operators)
     if others:
         raise MismatchError(
             f"checkpoint of query {query.id}",

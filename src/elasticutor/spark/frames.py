@@ -19,52 +19,31 @@ from pyspark.sql import types as T  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, StructField, StructType
 
+from elasticutor.checks import require_whole
 from elasticutor.errors import BadValueError, UnsupportedKeyError
 from elasticutor.operator import Operator, kind_of
+from elasticutor.plan import OperatorPlan, Plan
 from elasticutor.schemas import closest, columns_read, to_arrow
 from elasticutor.spark.arrow import TAG, Incoming, Outgoing, engine_schema, wider
 from elasticutor.topology import (
-    OperatorPlan,
-    Plan,
+    MOST,
     pickled,
-    require_count,
     require_hashable,
     require_instance,
     require_name,
     resolved,
 )
 
-__all__ = ["Incoming", "Outgoing", "Prepared", "prepare"]
-
 _WORD: Final = re.compile(r"[^\W\d]\w*")
 _EXPRESSION_ID: Final = re.compile(r"#\d+L?")
 _ROWS_CHANGE: Final = frozenset({"Aggregate", "Generate"})
 _DEEPEST: Final = 8
 _BY_BYTES: Final = "UTF8_BINARY"
-_CARRIED: Final = frozenset(
-    {
-        "BooleanType",
-        "ByteType",
-        "ShortType",
-        "IntegerType",
-        "LongType",
-        "FloatType",
-        "DoubleType",
-        "DecimalType",
-        "StringType",
-        "CharType",
-        "VarcharType",
-        "BinaryType",
-        "DateType",
-        "TimestampType",
-        "TimestampNTZType",
-        "TimeType",
-        "DayTimeIntervalType",
-        "NullType",
-        "VariantType",
-    }
+# By name, because older versions lack some.
+_CARRIED: Final = re.compile(
+    r"(Boolean|Byte|Short|Integer|Long|Float|Double|Decimal|String|Char|Varchar|Binary"
+    r"|Date|Timestamp|TimestampNTZ|Time|DayTimeInterval|Null|Variant)Type"
 )
-"""By name, because older versions lack some."""
 _INSTEAD: Final = {
     "YearMonthIntervalType": "take its months as an int: extract(MONTH FROM …), extract(YEAR …)",
     "CalendarIntervalType": "take its parts as numbers: extract(DAY FROM …)",
@@ -77,18 +56,12 @@ _INSTEAD: Final = {
 class Prepared:
     """The engine's inputs, and how its outputs go back."""
 
-    frame: DataFrame
-    """The needed columns in their order; then those of the key that had to be made."""
-    plan: Plan
-    """The operators alone: no sources, no sinks."""
-    schema: pa.Schema
-    """Of the frame, as the engine has it."""
-    output: StructType
-    """What comes back, without the hidden column."""
-    outputs: Mapping[str, pa.Schema]
-    """Per operator, what it makes, in the types that Spark takes."""
-    tagged: bool
-    """Whether rows say which operator made them."""
+    frame: DataFrame  # the needed columns in their order; then those of the key that had to be made
+    plan: Plan  # the operators alone: no sources, no sinks
+    schema: pa.Schema  # of the frame, as the engine has it
+    output: StructType  # what comes back, without the hidden column
+    outputs: Mapping[str, pa.Schema]  # per operator, what it makes, in the types that Spark takes
+    tagged: bool  # whether rows say which operator made them
 
     def incoming(self) -> Incoming:
         """For a task: makes batches of `schema` of what Spark hands it."""
@@ -120,21 +93,11 @@ def prepare(
 ) -> Prepared:
     """Check everything, and return what the engine takes.
 
-    Args:
-        df: Where the rows come from.
-        operators: By name.
-        key: What says which state a row belongs to: a column by its name, a column within a struct
-            (`"a.b"`), a `Column`, an expression in SQL (`"a % 10"`), or several of these. What is
-            no column of the DataFrame becomes one, named as the expression reads, or by its alias.
-        executors: How many elastic executors each operator has.
-        shards: How many shards each of them has.
-        cores: How many cores each of them has to begin with.
-        tagged: Whether the output is a column `operator` with the name of the operator that made a
-            row, and a struct of its output for each of them. By default, if there are several.
-
-    Raises:
-        BadValueError: Something of this cannot be; the message says what and why.
-        UnsupportedKeyError: A column of the key is of a type that cannot be one.
+    A key is a column by its name, a column within a struct (`"a.b"`), a `Column`, an expression in
+    SQL (`"a % 10"`), or several of these. What is no column of the DataFrame becomes one, named as
+    the expression reads, or by its alias. If `tagged`, by default if there are several operators,
+    the output is a column `operator` with the name of the operator that made a row, and a struct of
+    its output for each of them.
     """
     _require_frame(df)
     _require_operators(operators, tagged)
@@ -153,7 +116,7 @@ def prepare(
     for name, operator in operators.items():
         who = f"operator {name!r}"
         for what, count in (("executors", executors), ("shards", shards), ("cores", cores)):
-            require_count(f"{what} of {who}", count)
+            require_whole(f"{what} of {who}", count, most=MOST)
         output, outputs[name] = _output(who, operator)
         plans.append(
             OperatorPlan(
@@ -216,14 +179,7 @@ def _needed(
     names: Sequence[str],
     columns: Mapping[str, Column],
 ) -> DataFrame:
-    """Return the frame of the columns that an operator reads, and of those of the key.
-
-    Args:
-        df: What the user gave.
-        operators: By name.
-        names: Of the columns of the key.
-        columns: Those of them that df does not have.
-    """
+    """Return the frame of the columns that an operator reads, and of `names`, those of the key."""
     wanted: set[str] = set(names)
     for name, operator in operators.items():
         known = [*df.columns, *columns]
@@ -359,7 +315,7 @@ def _require_carried(who: str, kind: DataType) -> None:
                 raise BadValueError(where, "have fields of different names", part.names)
         elif not isinstance(part, T.ArrayType | T.MapType | T.UserDefinedType):
             name = type(part).__name__
-            if name not in _CARRIED:
+            if not _CARRIED.fullmatch(name):
                 hint = _INSTEAD.get(name, "cast it to another type")
                 must = "be of a type that Spark carries to Python and back"
                 raise BadValueError(where, must, part.simpleString(), hint)
@@ -415,20 +371,13 @@ def _from_arrow(who: str, output: pa.Schema) -> StructType:
             one = pa.schema([field.with_type(wider(field.type))])
             fields += from_arrow_schema(one, prefer_timestamp_ntz=True).fields
         except (PySparkException, pa.ArrowException) as error:
-            must = "be of a type that Spark has"
-            raise BadValueError(
-                f"column {field.name!r} of the {who}", must, str(field.type)
-            ) from error
+            name, must = f"column {field.name!r} of the {who}", "be of a type that Spark has"
+            raise BadValueError(name, must, str(field.type)) from error
     return StructType(fields)
 
 
 def _simplified(kind: Any, *, nullable: bool = False) -> Any:
-    """Return a type with plain strings in place of strings of a given length.
-
-    Args:
-        kind: Any type.
-        nullable: Let everything in it be nullable.
-    """
+    """Return a type with plain strings in place of strings of a given length."""
 
     def inner(part: DataType) -> DataType:
         simple: DataType = _simplified(part, nullable=nullable)

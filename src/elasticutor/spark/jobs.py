@@ -6,6 +6,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from pyspark import SparkContext, TaskContext
@@ -37,8 +38,7 @@ class LongJob:
         self._context = context
         self.group = group
         self._ended = ended
-        self.error = ""
-        """Return why it failed; empty unless it has."""
+        self.error = ""  # why it failed; empty unless it has
         self._cancelled = False
         self._thread = threading.Thread(
             target=self._run, args=(description, tasks, function, cpus), name=group, daemon=True
@@ -71,7 +71,7 @@ class LongJob:
             rdd = self._context.parallelize(range(tasks), tasks)
             if cpus > 1:
                 rdd = rdd.withResources(_profile(cpus))
-            rdd.mapPartitionsWithIndex(_Part(function)).collect()
+            rdd.mapPartitionsWithIndex(partial(_for_its_effects, function)).collect()
         except Exception as error:
             self.error = "it was cancelled" if self._cancelled else told_by(_behind(error))
         self._ended(self.error)
@@ -85,15 +85,11 @@ def _behind(error: Exception) -> Exception:
     return error
 
 
-class _Part:
-    """Runs a function in a Spark task, for its effects alone."""
-
-    def __init__(self, function: Callable[[int], None]) -> None:
-        self._function = function
-
-    def __call__(self, index: int, rows: Iterable[Any]) -> Iterator[int]:
-        self._function(index)
-        yield index
+def _for_its_effects(
+    function: Callable[[int], None], index: int, rows: Iterable[Any]
+) -> Iterator[int]:
+    function(index)
+    yield index
 
 
 def _profile(cpus: int) -> Any:
@@ -119,31 +115,15 @@ def told_by(error: Exception) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
-class NodesTask:
-    """The function of a Spark task that hosts nodes."""
-
-    def __init__(self, bootstrap: Bootstrap, wanted: NodesWanted, *, one_each: bool) -> None:
-        self._bootstrap = bootstrap
-        self._wanted = wanted
-        self._one_each = one_each
-
-    def __call__(self, index: int) -> None:
-        """Host the nodes of one partition until they end."""
-        context = TaskContext.get()
-        attempt = context.attemptNumber() if context else 0
-        wanted = self._wanted.only(index) if self._one_each else self._wanted
-        # A lost node's successor is another node, and must not be mistaken for it.
-        host_nodes(self._bootstrap, wanted.renamed(f"r{attempt}" if attempt else ""))
+def nodes_task(bootstrap: Bootstrap, wanted: NodesWanted, one_each: bool, index: int) -> None:
+    """In a Spark task, host the nodes of one partition until they end."""
+    context = TaskContext.get()
+    attempt = context.attemptNumber() if context else 0
+    wanted = wanted.only(index) if one_each else wanted
+    # A lost node's successor is another node, and must not be mistaken for it.
+    host_nodes(bootstrap, wanted.renamed(f"r{attempt}" if attempt else ""))
 
 
-class EndsTask:
-    """The function of a Spark task that hosts sources and sinks."""
-
-    def __init__(self, bootstrap: Bootstrap, run: str, numbers: Sequence[int]) -> None:
-        self._bootstrap = bootstrap
-        self._run = run
-        self._numbers = tuple(numbers)
-
-    def __call__(self, index: int) -> None:
-        """Host the share of one partition until it ends."""
-        host_ends(self._bootstrap, self._run, self._numbers[index])
+def ends_task(bootstrap: Bootstrap, run: str, numbers: Sequence[int], index: int) -> None:
+    """In a Spark task, host the share of sources and sinks of one partition until it ends."""
+    host_ends(bootstrap, run, numbers[index])

@@ -59,11 +59,8 @@ class ElasticProgress:
 def progress(query: StreamingQuery | str) -> list[ElasticProgress]:
     """Return the progress of a query's elastic operators in its last batches, the newest last.
 
-    Args:
-        query: The query, or its id. It may have ended.
-
-    Returns:
-        Up to a hundred; none for a query without elastic operators.
+    Takes the query or its id; it may have ended. Returns up to a hundred, and none for a query
+    without elastic operators.
     """
     wanted = query if isinstance(query, str) else str(query.id)
     batches: dict[int, dict[str, dict[str, Any]]] = {}
@@ -82,11 +79,7 @@ def _reports(query: str) -> Iterator[BatchReport]:
 
 
 def checkpoint_of(query: StreamingQuery, operator: str) -> str:
-    """Return the checkpoint of an operator of a running query.
-
-    Raises:
-        BadValueError: The query is not running here, or has not run a batch of the operator yet.
-    """
+    """Return the checkpoint of an operator of a query that runs here and has run a batch of it."""
     for cluster in list(_CLUSTERS):
         for reception in cluster.receptions:
             found = reception.checkpoint_of(str(query.id), operator)

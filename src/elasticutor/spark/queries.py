@@ -18,19 +18,11 @@ _REFUSED = {
     "AsyncProgressTrackingMicroBatchExecution": "with asyncProgressTrackingEnabled batches are "
     "committed later than the next ones begin, and state could not be exactly once",
 }
-_ROW_BY_ROW = frozenset(
-    {
-        "CollectMetrics",
-        "EventTimeWatermark",
-        "Filter",
-        "MapInArrow",
-        "MapInPandas",
-        "Project",
-        "PythonMapInArrow",
-        "SubqueryAlias",
-    }
+# Nodes of a plan that leave the partitions of their input as they are.
+_ROW_BY_ROW = re.compile(
+    "CollectMetrics|EventTimeWatermark|Filter|MapInArrow|MapInPandas|Project|PythonMapInArrow"
+    "|SubqueryAlias"
 )
-"""Nodes of a plan that leave the partitions of their input as they are."""
 _SINKS = ("WriteToMicroBatchDataSource", "WriteToStream")
 _WIDTH = 100
 _DIRECT = "leave out exchange=False"
@@ -43,11 +35,7 @@ class SparkWays:
     """Asks a session; safe for several threads.
 
     Some of this is not in PySpark's public interface, and is asked of the JVM. Each of these names
-    is used in one place, here.
-
-    Args:
-        spark: The session.
-        direct: Whether outputs go straight into the sink, without an exchange.
+    is used in one place, here. `direct`: outputs go straight into the sink, without an exchange.
     """
 
     def __init__(self, spark: SparkSession, *, direct: bool = False) -> None:
@@ -114,7 +102,6 @@ class SparkWays:
 
 
 def _exchange_of(info: Any) -> int | None:
-    """Return the exchange that a stage writes to, if it does."""
     found = _NUMBER.search(info.shuffleDepId().toString())
     return None if found is None else int(found[0])
 
@@ -128,7 +115,7 @@ def _why_not_direct(execution: Any) -> str:
         name = str(node.nodeName())
         if f"{PREFIX}[" in str(node.simpleString(_WIDTH)):
             break
-        passes = name.startswith(_SINKS) or name in _ROW_BY_ROW
+        passes = name.startswith(_SINKS) or _ROW_BY_ROW.fullmatch(name)
         if not passes or node.children().size() != 1:
             return f"{name} is between the elastic operator and the sink: {_DIRECT}"
         node = node.children().head()

@@ -28,13 +28,10 @@ class SparkResources:
     """What Spark has to offer now."""
 
     master: str
-    local: bool
-    """Driver and executor are one process."""
-    slots: int
-    """Tasks that can run at once."""
+    local: bool  # driver and executor are one process
+    slots: int  # tasks that can run at once
     executors: int
-    host: str
-    """The address under which executors reach the driver."""
+    host: str  # the address under which executors reach the driver
 
     @property
     def slots_per_executor(self) -> int:
@@ -43,28 +40,16 @@ class SparkResources:
 
 
 def require_session(spark: Any) -> SparkSession:
-    """Refuse what cannot host a cluster.
-
-    Raises:
-        BadValueError: It is no session, one of Spark Connect, or pyspark is too old.
-        ClusterError: Its SparkContext is stopped.
-    """
+    """Refuse what cannot host a cluster: an old pyspark, Spark Connect, a stopped session."""
     version = tuple(int(part) for part in re.findall(r"\d+", pyspark.__version__)[:2])
     if version < OLDEST:
         wanted = ".".join(map(str, OLDEST))
-        raise BadValueError(
-            "pyspark",
-            f"be {wanted} or newer",
-            pyspark.__version__,
-            f"pip install 'pyspark>={wanted}'",
-        )
+        hint = f"pip install 'pyspark>={wanted}'"
+        raise BadValueError("pyspark", f"be {wanted} or newer", pyspark.__version__, hint)
     if type(spark).__module__.startswith("pyspark.sql.connect"):
-        raise BadValueError(
-            "SparkSession",
-            "be a classic one, with a SparkContext",
-            "one of Spark Connect",
-            "start it with SparkSession.builder.master(…), without .remote(…)",
-        )
+        hint = "start it with SparkSession.builder.master(…), without .remote(…)"
+        must = "be a classic one, with a SparkContext"
+        raise BadValueError("SparkSession", must, "one of Spark Connect", hint)
     if not isinstance(spark, SparkSession):
         raise BadValueError("spark", "be a SparkSession", type(spark).__name__)
     if spark.sparkContext._jsc is None or spark.sparkContext._jsc.sc().isStopped():
@@ -105,9 +90,8 @@ def offer_of(spark: SparkSession) -> SparkResources:
         time.sleep(0.1)
         executors = _executors(context)
     if not executors:
-        raise ClusterError(
-            "Spark", f"have an executor within {_REGISTER_S:g} s", "none", "is the cluster full?"
-        )
+        must = f"have an executor within {_REGISTER_S:g} s"
+        raise ClusterError("Spark", must, "none", "is the cluster full?")
     return SparkResources(master, local, _slots(context), executors, host or "127.0.0.1")
 
 

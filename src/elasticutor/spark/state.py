@@ -25,11 +25,9 @@ from elasticutor.spark.progress import checkpoint_of
 from elasticutor.spark.session import require_session
 from elasticutor.state.checkpoint import Location, Manifest, StateFile, StateForm
 from elasticutor.state.checkpoint.files import check, read_table
-from elasticutor.state.inspection import StateReader
-from elasticutor.state.inspection.reading import key_of, type_of, value_of
+from elasticutor.state.inspection.reading import StateReader, key_of, type_of, value_of
 
-_ROWS: Final = 1 << 14
-"""Rows of a batch: their values must fit into 2 GB."""
+_ROWS: Final = 1 << 14  # rows of a batch: their values must fit into 2 GB
 _PLAN: Final = "plan"
 _OURS: Final = ("executor", "shard", "value")
 _TEXT: Final = pa.string()
@@ -94,8 +92,6 @@ def read_state(
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A DataFrame, and the files behind it."""
-
     frame: DataFrame
     files: Sequence[StateFile]
 
@@ -153,7 +149,6 @@ class _Files:
         self._schema = to_arrow(self.spark_schema)
 
     def as_text(self) -> str:
-        """This, for an option of a data source."""
         return base64.b64encode(pickle.dumps(self)).decode()
 
     @classmethod
@@ -269,7 +264,6 @@ def _spark_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return the column in a type of `_spark_type`."""
     if kind == _TEXT and not _is_text(column.type):
         return _column(column.to_pylist(), kind)
     return cast(column, kind)

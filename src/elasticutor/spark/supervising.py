@@ -79,23 +79,15 @@ def supervise(
 
 
 def is_lost(reason: str) -> bool:
-    """Return whether a failure reports a lost process, so that another try may succeed.
-
-    Example:
-        >>> is_lost("[STREAM_FAILED] … Python worker exited unexpectedly (crashed)")
-        True
-        >>> is_lost("operator 'count' must not fail; got ZeroDivisionError: division by zero")
-        False
-    """
+    """Return whether a failure reports a lost process, so that another try may succeed."""
     return any(words in reason for words in _LOST)
 
 
 def _started(start: Callable[[], StreamingQuery]) -> StreamingQuery:
     query: Any = start()
     if not isinstance(query, StreamingQuery):
-        raise BadValueError(
-            "start", "return a StreamingQuery", type(query).__name__, "… .writeStream.start()"
-        )
+        hint = "… .writeStream.start()"
+        raise BadValueError("start", "return a StreamingQuery", type(query).__name__, hint)
     return query
 
 
@@ -110,6 +102,5 @@ def _wait(query: StreamingQuery, until: float) -> None:
 
 
 def _batch(query: StreamingQuery) -> int:
-    """Return the newest batch that the query has reported."""
     newest: Any = query.lastProgress
     return -1 if newest is None else int(newest["batchId"])

@@ -91,10 +91,7 @@ class Backend(Protocol):
         """Some shards of a table as they are now, to be read later."""
 
     def load(self, name: str) -> tuple[int, ...]:
-        """Some numbers that were saved under a name; empty if none were.
-
-        Every process that has the backend open sees what the last one saved.
-        """
+        """Numbers that any process saved last under a name; empty if none did."""
 
     def save(self, name: str, numbers: tuple[int, ...]) -> None:
         """Keep some numbers under a name."""
@@ -119,12 +116,6 @@ class MemoryBackend:
 
     It belongs to one process, so no other can come between two of its calls: `transaction` and
     `reading` have nothing to do, and an exception within a transaction undoes nothing.
-
-    Example:
-        >>> backend = MemoryBackend()
-        >>> backend.put("committed", ShardId(3), [(b"k", b"1"), (b"gone", None)])
-        >>> backend.get("committed", ShardId(3), b"k"), backend.get("committed", ShardId(3), b"x")
-        (b'1', <Missing.MISSING: 'missing'>)
     """
 
     def __init__(self) -> None:
@@ -132,11 +123,11 @@ class MemoryBackend:
         self._numbers: dict[str, tuple[int, ...]] = {}
 
     def transaction(self) -> AbstractContextManager[object]:
-        """Let everything inside be one write: as it is, without this backend's doing."""
+        """Do nothing: no other process can come between."""
         return _ALONE
 
     def reading(self) -> AbstractContextManager[object]:
-        """Let everything inside be read as it was at one moment: as it is, anyway."""
+        """Do nothing: no other process can come between."""
         return _ALONE
 
     def get(self, table: str, shard: ShardId, key: bytes) -> Value | Missing:
@@ -189,7 +180,7 @@ class MemoryBackend:
         return _Copied(found)
 
     def load(self, name: str) -> tuple[int, ...]:
-        """Some numbers that were saved under a name; empty if none were."""
+        """Numbers that were saved under a name; empty if none were."""
         return self._numbers.get(name, ())
 
     def save(self, name: str, numbers: tuple[int, ...]) -> None:

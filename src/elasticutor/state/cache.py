@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +28,10 @@ from elasticutor.errors import OutOfOrderError
 from elasticutor.state.backend import Value
 from elasticutor.state.codec import Codec
 from elasticutor.state.handles import ABSENT, KeyArray, KeyState, KeyStates, is_immutable
+from elasticutor.state.levels import Levels
 from elasticutor.state.packed import PackedChanges, PackedStates
 
-__all__ = ["Codec", "KeyArray", "KeyState", "KeyStates", "StateCache", "StateStore"]
-
-_ABSENT: Final = ABSENT
+__all__ = ["Codec", "KeyArray", "KeyState", "KeyStates", "StateCache"]
 
 # Records that are written at once: a third of a millisecond, in which no other task can write. With
 # fewer, each write costs more; with more, no less.
@@ -45,28 +43,6 @@ _CHUNK_KEYS: Final = 8192
 _MOST_UNSEEN: Final = 64
 
 
-class StateStore(Protocol):
-    """What a cache needs of the store beneath it."""
-
-    def read(self, shard: ShardId, key: bytes) -> Value:
-        """The newest value of a key, `None` if it has none."""
-
-    def read_many(self, keys: Iterable[tuple[ShardId, bytes]]) -> list[Value]:
-        """The newest value of each key."""
-
-    def write(
-        self,
-        attempt: Attempt,
-        epoch: Epoch,
-        shard: ShardId,
-        items: Collection[tuple[bytes, Value]],
-    ) -> None:
-        """Take over what a task changed in the epoch."""
-
-    def together(self) -> AbstractContextManager[object]:
-        """Let all writes inside be one."""
-
-
 class StateCache:
     """The state of the shards that one task owns, as live objects.
 
@@ -74,23 +50,11 @@ class StateCache:
     `cache.get(shard, key, []).append(x)` needs no `set`. That goes for defaults too: one that can
     be changed becomes the key's state, as with `dict.setdefault`; to look without leaving anything
     behind, ask with an immutable one, or for `exists`.
-
-    Example:
-        >>> from elasticutor.state.backend import MemoryBackend
-        >>> from elasticutor.state.levels import Levels
-        >>> store = Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
-        >>> cache = StateCache(store, Codec(str.encode), Attempt(1), Epoch(1))
-        >>> cache.get(ShardId(0), "user", []).append("click")
-        >>> cache.flush() > 0
-        True
-        >>> other = StateCache(store, Codec(str.encode), Attempt(1), Epoch(1))
-        >>> other.get(ShardId(0), "user")
-        ['click']
     """
 
     def __init__(
         self,
-        store: StateStore,
+        store: Levels,
         codec: Codec,
         attempt: Attempt,
         epoch: Epoch,
@@ -121,7 +85,7 @@ class StateCache:
     def get(self, shard: ShardId, key: Hashable, default: Any = None) -> Any:
         """The key's state, live; where it has none, the default, which then is it if mutable."""
         value = self._look_up(shard, key)
-        if value is _ABSENT:
+        if value is ABSENT:
             if is_immutable(default):
                 return default
             self._values[shard][key] = value = default
@@ -138,11 +102,11 @@ class StateCache:
 
     def clear(self, shard: ShardId, key: Hashable) -> None:
         """Let the key have no state."""
-        self.set(shard, key, _ABSENT)
+        self.set(shard, key, ABSENT)
 
     def exists(self, shard: ShardId, key: Hashable) -> bool:
         """Whether the key has state."""
-        return self._look_up(shard, key) is not _ABSENT
+        return self._look_up(shard, key) is not ABSENT
 
     def handle(self, shard: ShardId) -> KeyState:
         """The handle on the states of the shard's keys, one after another: always the same one."""
@@ -159,19 +123,12 @@ class StateCache:
         return KeyStates(self, shards, keys)
 
     def array_handle(
-        self,
-        shards: Callable[[], npt.NDArray[np.int32]],
-        keys: npt.NDArray[Any],
-        item_bytes: int,
+        self, shards: Callable[[], npt.NDArray[np.int32]], keys: npt.NDArray[Any], item_bytes: int
     ) -> KeyArray | None:
         """A handle on the states of distinct whole numbers, which are bytes of one size.
 
-        None if there are states that have been used in other ways: then `handles` has them.
-
-        Args:
-            shards: Says the shard of each key; only asked if a key is new here.
-            keys: Whole numbers of any width.
-            item_bytes: The size of each state.
+        None if states have been used in other ways: then `handles` has them. `shards` says the
+        shard of each key, and is only asked if a key is new here.
         """
         if not self._packs:
             return None
@@ -257,12 +214,12 @@ class StateCache:
             return len(some.slots), written + self._write_packed(some, self._current, clean=True)
         dirty = self._dirty[shard]
         oldest = dict(islice(dirty.items(), size))
-        items = list(self._encoded(oldest, oldest.values()))
+        items = self._encoded(oldest)
         if items:
             self._write([(shard, items)], self._current)
             for key in oldest:
                 del dirty[key]
-        return len(items), sum(len(key) + len(value or b"") for key, value in items)
+        return len(items), _size(items)
 
     def forget_shard(self, shard: ShardId) -> None:
         """Drop the shard's cached objects, written or not."""
@@ -298,10 +255,7 @@ class StateCache:
             self.forget_all()
 
     def open_epoch(self, attempt: Attempt, epoch: Epoch) -> None:
-        """Count what changes from now on to another attempt or epoch.
-
-        Only when everything that has changed is written, or set apart.
-        """
+        """Count changes to another attempt or epoch; all until now must be written or set apart."""
         if self.dirty:
             raise OutOfOrderError(
                 "state changed in an epoch", "be flushed before the next one", (self.epoch, epoch)
@@ -315,7 +269,7 @@ class StateCache:
         value = values.get(key, values)  # `values` itself can never be a value in it
         if value is values:
             stored = self._store.read(shard, self._codec.dump_key(key))
-            value = values[key] = _ABSENT if stored is None else self._codec.load(stored)
+            value = values[key] = ABSENT if stored is None else self._codec.load(stored)
         return value
 
     def _touch(self, shard: ShardId, key: Hashable, value: Any) -> None:
@@ -329,34 +283,26 @@ class StateCache:
         apart = self._apart.get(shard)
         if apart is not None and key in apart:
             value = apart[key]
-            if value is not _ABSENT and type(value) is not _Encoded:
+            if value is not ABSENT and type(value) is not _Encoded:
                 apart[key] = _Encoded(self._codec.dump(value))
 
     @property
     def _current(self) -> tuple[Attempt, Epoch]:
         return self.attempt, self.epoch
 
-    def _encoded(
-        self, keys: Collection[Hashable], values: Collection[Any]
-    ) -> Iterator[tuple[bytes, Value]]:
-        codec = self._codec
+    def _encoded(self, states: dict[Hashable, Any]) -> list[tuple[bytes, Value]]:
+        codec, values = self._codec, states.values()
         encoded: Iterable[Value]
         if _SPECIAL.isdisjoint(map(type, values)):
             encoded = codec.all_values(values)
         else:
-            encoded = [
-                None
-                if value is _ABSENT
-                else value.data
-                if type(value) is _Encoded
-                else codec.dump(value)
-                for value in values
-            ]
-        return zip(codec.all_keys(keys), encoded, strict=True)
+            encoded = map(self._encoded_one, values)
+        return list(zip(codec.all_keys(states), encoded, strict=True))
 
-    def _changes(self, shard: ShardId) -> list[tuple[bytes, Value]]:
-        dirty = self._dirty[shard]
-        return list(self._encoded(dirty, dirty.values()))
+    def _encoded_one(self, value: Any) -> Value:
+        if value is ABSENT:
+            return None
+        return value.data if type(value) is _Encoded else self._codec.dump(value)
 
     def _flush_apart(self, shard: ShardId | None = None) -> int:
         """Write what was set apart, all of it or that of one shard."""
@@ -383,22 +329,22 @@ class StateCache:
             else:  # from the end, where a dictionary finds its items at once
                 some.append((shard, dict(states.popitem() for _ in range(room))))
                 room = 0
-        changes = [(shard, list(self._encoded(got, got.values()))) for shard, got in some]
+        changes = [(shard, self._encoded(states)) for shard, states in some]
         try:
             self._write(changes, self._apart_of)
         except BaseException:
             for shard, states in some:
                 self._apart.setdefault(shard, {}).update(states)
             raise
-        return sum(len(key) + len(value or b"") for _, items in changes for key, value in items)
+        return sum(_size(items) for _, items in changes)
 
     def _flush_shards(self, shards: Iterable[ShardId]) -> int:
         written = 0
-        changes = ((shard, self._changes(shard)) for shard in shards)
+        changes = ((shard, self._encoded(self._dirty[shard])) for shard in shards)
         for some in _slices(changes, self._slice_records):
             self._write(((shard, items) for shard, items, _ in some), self._current)
             for shard, items, last in some:
-                written += sum(len(key) + len(value or b"") for key, value in items)
+                written += _size(items)
                 if last:
                     self._dirty[shard].clear()
         return written
@@ -418,7 +364,7 @@ class StateCache:
             self._write([(ShardId(s), items[start:end]) for s, start, end in parts], when)
             if clean:
                 some.states.written(some.slots)
-            written += sum(len(key) + len(value) for key, value in items)
+            written += _size(items)
         return written
 
     def _write(
@@ -438,15 +384,14 @@ class StateCache:
         packed, self._packed = self._packed, None
         for number, key, value, changed in packed.contents():
             shard = ShardId(number)
-            state = _ABSENT if value is None else value
+            state = ABSENT if value is None else value
             self._values[shard][key] = state
             if changed:
                 self._dirty[shard][key] = state
 
     def _stored(self, shards: Iterable[ShardId], keys: Iterable[Hashable]) -> list[Any]:
-        """What the store has for each key."""
         found = self._store.read_many(zip(shards, map(self._codec.dump_key, keys), strict=True))
-        return [_ABSENT if stored is None else self._codec.load(stored) for stored in found]
+        return [ABSENT if stored is None else self._codec.load(stored) for stored in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,19 +401,17 @@ class _Encoded:
     data: bytes
 
 
-_SPECIAL: Final = frozenset({type(_ABSENT), _Encoded})
+_SPECIAL: Final = frozenset({type(ABSENT), _Encoded})
+
+
+def _size(items: Iterable[tuple[bytes, Value]]) -> int:
+    return sum(len(key) + len(value or b"") for key, value in items)
 
 
 def _slices(
     changes: Iterable[tuple[ShardId, list[tuple[bytes, Value]]]], size: int
 ) -> Iterator[list[tuple[ShardId, list[tuple[bytes, Value]], bool]]]:
-    """Shards' changes in slices of this size; and of each part whether it is the last of its shard.
-
-    Example:
-        >>> changes = [(ShardId(0), []), (ShardId(1), [(b"a", b"1"), (b"b", b"2"), (b"c", None)])]
-        >>> list(_slices(changes, 2))
-        [[(1, [(b'a', b'1'), (b'b', b'2')], False)], [(1, [(b'c', None)], True)]]
-    """
+    """Shards' changes in slices of this size; of each part whether it is the last of its shard."""
     some: list[tuple[ShardId, list[tuple[bytes, Value]], bool]] = []
     room = size
     for shard, items in changes:

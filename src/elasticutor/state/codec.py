@@ -73,25 +73,12 @@ class Codec:
 
 
 def encode(value: Any) -> bytes:
-    r"""A value of state as bytes.
-
-    Raises:
-        BadValueError: It cannot be pickled.
-
-    Example:
-        >>> encode(1), encode("ü"), decode(encode([1, (True, None)]))
-        (b'i\x00\x00\x00\x00\x00\x00\x00\x01', b's\xc3\xbc', [1, (True, None)])
-    """
+    """A value of state as bytes."""
     return _SCALARS.get(type(value), _dump_pickle)(value)
 
 
 def encode_all(values: Collection[Any]) -> list[bytes]:
-    r"""Many values as bytes; if they are of one simple type, in less time than one by one.
-
-    Example:
-        >>> encode_all([True, None, "a"]) == [encode(True), encode(None), encode("a")]
-        True
-    """
+    """Many values as bytes; if they are of one simple type, in less time than one by one."""
     kinds = set(map(type, values))
     if len(kinds) == 1:
         several = _OF_ONE_KIND.get(*kinds)
@@ -104,12 +91,7 @@ def encode_all(values: Collection[Any]) -> list[bytes]:
 
 
 def encode_keys(keys: Collection[Any]) -> list[bytes]:
-    """Many keys as bytes, as `encode_key` has them; numbers and strings in less time.
-
-    Example:
-        >>> encode_keys([1, 2]) == [encode_key(1), encode_key(2)]
-        True
-    """
+    """Many keys as bytes, as `encode_key` has them; numbers and strings in less time."""
     kinds = set(map(type, keys))
     if kinds == {int} or kinds == {str} or kinds == {bytes}:
         return encode_all(keys)
@@ -117,27 +99,12 @@ def encode_keys(keys: Collection[Any]) -> list[bytes]:
 
 
 def decode(data: bytes) -> Any:
-    """The value that was encoded, of the same type.
-
-    Nothing must be decoded but what this executor's own tasks have written: like pickle, this can
-    run code.
-    """
+    """The value that was encoded. It can run code: only for what this executor's tasks wrote."""
     return _LOADERS[data[0]](data)
 
 
 def encode_key(key: Any) -> bytes:
-    """A key as bytes: equal keys of one type are equal bytes, everywhere.
-
-    Raises:
-        UnsupportedKeyError: It is of a kind that has no such form.
-
-    Example:
-        >>> encode_key(("Oslo", 7)) == encode_key(("Os" + "lo", 7))
-        True
-        >>> encode_key([1])
-        Traceback (most recent call last):
-        elasticutor.errors.UnsupportedKeyError: key must be a number, ...
-    """
+    """A key as bytes: equal keys of one type are equal bytes, everywhere."""
     dump = _OF_KEYS.get(type(key))
     if dump is None:
         raise _unsupported(key)
@@ -145,12 +112,7 @@ def encode_key(key: Any) -> bytes:
 
 
 def decode_key(data: bytes) -> Any:
-    """A key that is equal to the one that was encoded, and of the same type.
-
-    Example:
-        >>> decode_key(encode_key(("Oslo", 7, None)))
-        ('Oslo', 7, None)
-    """
+    """A key that is equal to the one that was encoded, and of the same type."""
     if data[:1] == _PICKLED:
         raise BadValueError("key", "not be pickled", data[:20])
     return decode(data)

@@ -48,19 +48,6 @@ class KeyState:
     It is given its `key`, and asked any number of times before it is given the next. A state that
     has changed already is handed out after one look-up, a plain value that is cached after two; all
     else is the cache's to decide.
-
-    Example:
-        >>> from elasticutor.core.protocol.ids import Attempt, Epoch
-        >>> from elasticutor.state.backend import MemoryBackend
-        >>> from elasticutor.state.cache import Codec, StateCache
-        >>> from elasticutor.state.levels import Levels
-        >>> store = Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
-        >>> cache = StateCache(store, Codec(str.encode), Attempt(1), Epoch(1))
-        >>> state = cache.handle(ShardId(0))
-        >>> for state.key in ("a", "b", "a"):
-        ...     state.set(state.get(0) + 1)
-        >>> cache.get(ShardId(0), "a")
-        2
     """
 
     __slots__ = ("_cache", "_dirty", "_shard", "_values", "key")
@@ -109,18 +96,6 @@ class KeyStates:
     """The states of many keys at once: what `StateCache` does for each, without a call for each.
 
     Good only until the cache forgets something, so within one chunk.
-
-    Example:
-        >>> from elasticutor.core.protocol.ids import Attempt, Epoch
-        >>> from elasticutor.state.backend import MemoryBackend
-        >>> from elasticutor.state.cache import Codec, StateCache
-        >>> from elasticutor.state.levels import Levels
-        >>> store = Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
-        >>> cache = StateCache(store, Codec(str.encode), Attempt(1), Epoch(1))
-        >>> states = cache.handles([ShardId(0), ShardId(1)], ["a", "b"])
-        >>> states.set([5, 6])
-        >>> states.get(), cache.get(ShardId(1), "b")
-        ([5, 6], 6)
     """
 
     def __init__(
@@ -178,23 +153,9 @@ class KeyStates:
 
 
 class KeyArray:
-    r"""The states of many whole numbers at once, as one array.
+    """The states of many whole numbers at once, as one array.
 
     Good only until the cache forgets something or is asked in another way.
-
-    Example:
-        >>> from elasticutor.core.protocol.ids import Attempt, Epoch
-        >>> from elasticutor.state.backend import MemoryBackend
-        >>> from elasticutor.state.cache import Codec, StateCache
-        >>> from elasticutor.state.levels import Levels
-        >>> store = Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
-        >>> codec = Codec(lambda key: str(key).encode())
-        >>> cache = StateCache(store, codec, Attempt(1), Epoch(1))
-        >>> shards = np.array([0, 1], np.int32)
-        >>> states = cache.array_handle(lambda: shards, np.array([5, 7]), item_bytes=8)
-        >>> states.set(np.array([50, 70]).view("V8"))
-        >>> states.get().view(np.int64), cache.get(ShardId(1), 7)
-        (array([50, 70]), b'F\x00\x00\x00\x00\x00\x00\x00')
     """
 
     def __init__(

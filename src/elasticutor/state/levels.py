@@ -69,13 +69,7 @@ _set_key, _set_epoch, _set_value = (_slots[name].__set__ for name in ("key", "ep
 
 @dataclass(frozen=True, slots=True)
 class Records(Sequence[Record]):
-    """Records of one epoch by columns; each is made when it is asked for.
-
-    Example:
-        >>> records = Records(Epoch(3), [b"a", b"b"], [b"1", None])
-        >>> records[1], [record.value for record in records], records.size
-        (Record(key=b'b', epoch=3, value=None), [b'1', None], 3)
-    """
+    """Records of one epoch by columns; each is made when it is asked for."""
 
     epoch: Epoch
     keys: list[bytes]
@@ -107,21 +101,11 @@ class Increment:
 
     It is read when it is needed, in any thread; until then it costs nothing but freed pages that
     the store cannot use again.
-
-    Example:
-        >>> from elasticutor.state.backend import MemoryBackend
-        >>> store = Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
-        >>> store.write(Attempt(1), Epoch(1), ShardId(0), [(b"k", b"one")])
-        >>> increment = store.hold(Epoch(1), [ShardId(0), ShardId(1)])
-        >>> store.write(Attempt(1), Epoch(1), ShardId(0), [(b"k", b"late")])
-        >>> increment.read(), increment.size
-        ({0: Records(epoch=1, keys=[b'k'], values=[b'one'])}, 4)
     """
 
     def __init__(self, epoch: Epoch, held: Held) -> None:
         self.epoch = epoch
-        self.size = 0
-        """Bytes of keys and values, once they are read."""
+        self.size = 0  # bytes of keys and values, once they are read
         self._held = held
         self._records: dict[ShardId, Records] | None = None
 
@@ -146,22 +130,7 @@ class Levels:
     is one transaction, and reads fence, levels and watched shards in it: a task of a past attempt
     is refused even if the attempt ended, in another process, a moment ago.
 
-    Args:
-        backend: Where the tables are.
-        slice_records: How many records go with one call of `fold` or `drop_some`, about.
-
-    Example:
-        >>> from elasticutor.state.backend import MemoryBackend
-        >>> store = Levels.create(MemoryBackend(), attempt=Attempt(1), committed=Epoch(0))
-        >>> store.write(Attempt(1), Epoch(1), ShardId(0), [(b"k", b"one")])
-        >>> store.write(Attempt(1), Epoch(2), ShardId(0), [(b"k", None)])
-        >>> store.read(ShardId(0), b"k") is None
-        True
-        >>> store.roll_back(Attempt(2), Epoch(1), keep=[ShardId(0)])
-        >>> store.read(ShardId(0), b"k"), store.folding
-        (b'one', (1,))
-        >>> store.fold(), store.read(ShardId(0), b"k"), store.folding
-        (False, b'one', ())
+    One call of `fold` or `drop_some` takes about `slice_records` records.
     """
 
     def __init__(self, backend: Backend, *, slice_records: int = 512) -> None:
@@ -215,11 +184,7 @@ class Levels:
             return [self._newest(tables, shard, key) for shard, key in keys]
 
     def write(
-        self,
-        attempt: Attempt,
-        epoch: Epoch,
-        shard: ShardId,
-        items: Collection[tuple[bytes, Value]],
+        self, attempt: Attempt, epoch: Epoch, shard: ShardId, items: Collection[tuple[bytes, Value]]
     ) -> None:
         """Take over what a task changed in the epoch; refuses writers of a past attempt."""
         with self._backend.transaction():
@@ -253,10 +218,7 @@ class Levels:
             self._backend.save(_FENCE, (self.attempt, max(self.committed, epoch)))
 
     def fold(self) -> bool:
-        """Move some records of committed epochs to the committed level; whether there are more.
-
-        Whatever else is done to the store may come between two calls.
-        """
+        """Move some records of committed epochs to the committed level; whether more are left."""
         with self._backend.transaction():
             levels = self.folding
             if not levels:
@@ -438,7 +400,6 @@ class Levels:
                 self._backend.remove(_table(level), shard, [key for key, _ in items])
 
     def _fold(self, level: Epoch) -> None:
-        """A slice of a fold."""
         table, room, watched = _table(level), self._slice_records, self.watched
         for shard in self._backend.shards(table, _SHARDS_AT_ONCE):
             if shard in watched:

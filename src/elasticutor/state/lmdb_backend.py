@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
-from types import TracebackType
 from typing import Final, Self
 
 import lmdb
@@ -54,13 +53,6 @@ class LmdbBackend:
 
     Each process has one of its own for a directory, made or attached after any fork, and uses it
     from one thread at a time; only what it has on `hold` may be read in another.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as path, LmdbBackend.create(path, map_size=2**20) as backend:
-        ...     backend.put("committed", ShardId(3), [(b"k", b"1"), (b"gone", None)])
-        ...     backend.get("committed", ShardId(3), b"k"), backend.shards("committed")
-        (b'1', (3,))
     """
 
     def __init__(self, environment: lmdb.Environment) -> None:
@@ -75,16 +67,10 @@ class LmdbBackend:
 
     @classmethod
     def create(cls, path: str, *, map_size: int) -> Self:
-        """A new, empty environment in a directory that exists.
+        """A new, empty environment in a directory that exists; in shared memory it is fast.
 
-        Args:
-            path: The directory; in shared memory, where there is enough.
-            map_size: The most that the environment may grow to, in bytes. Address space and not
-                memory: what is not used costs nothing.
-
-        Raises:
-            BadValueError: The map is too small, or the directory has an environment already.
-            OSError: The directory does not exist, or cannot be written.
+        `map_size` is the most bytes that it may grow to: address space, not memory, so what is not
+        used costs nothing.
         """
         if map_size < _SMALLEST_MAP:
             raise BadValueError("map size of a store", f"be at least {_SMALLEST_MAP}", map_size)
@@ -93,12 +79,7 @@ class LmdbBackend:
 
     @classmethod
     def attach(cls, path: str) -> Self:
-        """The environment that another process has created in the directory, with its map size.
-
-        Raises:
-            BadValueError: There is none.
-            lmdb.Error: This process has it open already.
-        """
+        """The environment that another process has created in the directory, with its map size."""
         if not Path(path, "data.mdb").is_file():
             hint = "let the node's keeper create it first"
             raise BadValueError("store", "have been created", path, hint)
@@ -140,10 +121,7 @@ class LmdbBackend:
         return pages * stat["psize"]
 
     def check_readers(self) -> int:
-        """Free what killed processes were reading when they died; returns how many there were.
-
-        Until then, the pages that they saw cannot be used again.
-        """
+        """Free the pages that killed processes were reading; return how many processes."""
         return self._environment.reader_check()
 
     # Transactions
@@ -152,10 +130,8 @@ class LmdbBackend:
         """Let everything inside be one write: all of it is kept, or after an exception nothing.
 
         Raises:
-            StateFullError: There is no room; nothing was written, and the store is as usable as
-                before.
-            ProtocolError: It is within a `reading`, or something inside had failed and yet the
-                transaction was to be kept; or the process is not the one that opened the store.
+            StateFullError: There is no room; the store stays usable.
+            ProtocolError: It is within a `reading`, a part had failed, or the process has forked.
         """
         if self._transaction is None:
             return self._outermost()
@@ -169,7 +145,11 @@ class LmdbBackend:
         self._writes, self._spoilt = True, False
         try:
             yield
-            self._require_unspoilt()
+            if self._spoilt:
+                hint = "let the exception reach the end of the outermost transaction"
+                raise ProtocolError(
+                    "transaction", "be given up once a part failed", self.path, hint
+                )
             self._transaction.commit()
         except lmdb.Error as error:
             self._transaction.abort()
@@ -189,11 +169,6 @@ class LmdbBackend:
         """
         return self._snapshot if self._transaction is None else _JOINED
 
-    def _require_unspoilt(self) -> None:
-        if self._spoilt:
-            hint = "let the exception reach the end of the outermost transaction"
-            raise ProtocolError("transaction", "be given up once a part failed", self.path, hint)
-
     def _begin(self, *, write: bool) -> lmdb.Transaction[bytes]:
         if os.getpid() != self._pid:
             hint = "close it in the new process, then LmdbBackend.attach there"
@@ -204,10 +179,8 @@ class LmdbBackend:
     def _fullness(self, error: lmdb.Error) -> StateFullError | None:
         who, used = f"state in {self.path}", self.used_bytes()
         if isinstance(error, lmdb.MapFullError):
-            must, hint = (
-                "fit into its map",
-                "raise the map size, or spread the state over more nodes",
-            )
+            must = "fit into its map"
+            hint = "raise the map size, or spread the state over more nodes"
         elif error.code in _NO_ROOM:
             must = "fit on its disk or shared memory"
             hint = "give more shared memory (in a container: --shm-size), or keep state on disk"
@@ -300,11 +273,7 @@ class LmdbBackend:
         return len(found)
 
     def hold(self, table: str, shards: Collection[ShardId]) -> Held:
-        """Some shards of a table as they are now, to be read later.
-
-        Until it is read or released, LMDB uses no page again that is freed meanwhile: do not let it
-        wait for long.
-        """
+        """Some shards as they are now, to be read soon: until then LMDB reuses no freed page."""
         return _Held(self._open, self._begin(write=False), table, shards)
 
     def load(self, name: str) -> tuple[int, ...]:
@@ -339,12 +308,7 @@ class _Snapshot:
     def __enter__(self) -> None:
         self._backend._transaction = self._backend._begin(write=False)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         transaction, self._backend._transaction = self._backend._transaction, None
         if transaction is not None:
             transaction.abort()
@@ -359,12 +323,7 @@ class _Inner:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *details: object) -> None:
         if kind is not None:
             self._backend._spoilt = True
 
@@ -393,17 +352,14 @@ class _Held:
         self._shards = shards
 
     def read(self) -> dict[ShardId, Columns]:
-        """The records of each shard that has any, in the order of their keys; only once.
-
-        Raises:
-            ProtocolError: The store was closed meanwhile.
-        """
         found: dict[ShardId, Columns] = {}
         try:
             for shard in self._shards:
                 prefix = prefix_of(self._table, shard)
                 with self._backend.lock:
-                    self._require_open()
+                    if not self._backend.still:
+                        got = "one that was closed"
+                        raise ProtocolError("store", "be open while it is read", got)
                     with self._transaction.cursor() as cursor:
                         records = records_within(cursor, prefix, prefix, None)
                 if records:
@@ -413,14 +369,9 @@ class _Held:
         return found
 
     def release(self) -> None:
-        """Let go of what will not be read; nothing happens if it was read already."""
         with self._backend.lock:
             if self._backend.still:
                 self._transaction.abort()
-
-    def _require_open(self) -> None:
-        if not self._backend.still:
-            raise ProtocolError("store", "be open while it is read", "one that was closed")
 
 
 def _open(path: str, *, map_size: int) -> lmdb.Environment:

@@ -32,29 +32,13 @@ class PackedStates:
     """What a task knows of the states of some keys, and which of it has changed.
 
     A key has a slot from when it is first seen until all is dropped. What is in the slot may be
-    unknown (never read, or forgotten), known to be absent, or a state.
-
-    Args:
-        kind: `int64` or `uint64`, for the keys.
-        item_bytes: The size of every state, at least 1.
-
-    Example:
-        >>> states = PackedStates(np.dtype(np.int64), item_bytes=2)
-        >>> slots = states.added(np.array([7, 9]), np.array([0, 1], np.int32))
-        >>> states.set(slots, np.array([b"ab", b"cd"], "V2"))
-        >>> states.find(np.array([9, 8, 7]))
-        array([ 1, -1,  0])
-        >>> states.changes().slots
-        array([0, 1])
-        >>> states.items(slots)
-        [(7, b'ab'), (9, b'cd')]
+    unknown (never read, or forgotten), known to be absent, or a state of `item_bytes` bytes.
     """
 
     def __init__(self, kind: np.dtype[Any], item_bytes: int) -> None:
         self.kind = kind
         self.item_bytes = item_bytes
-        self.count = 0
-        """Slots in use."""
+        self.count = 0  # slots in use
         self._keys: npt.NDArray[Any] = np.empty(_FIRST, kind)
         self._shards = np.empty(_FIRST, np.int32)
         self._values = np.zeros(_FIRST, f"V{item_bytes}")
@@ -65,7 +49,6 @@ class PackedStates:
         self._index = _new_index(_FIRST)
 
     def __len__(self) -> int:
-        """How many keys something is known of."""
         return int(np.count_nonzero(self._known[: self.count]))
 
     def fits(self, kind: np.dtype[Any], item_bytes: int) -> bool:
@@ -198,17 +181,7 @@ class PackedStates:
 
 @dataclass(frozen=True, slots=True)
 class PackedChanges:
-    r"""States that have changed as they were at one moment, by their shards.
-
-    Example:
-        >>> states = PackedStates(np.dtype(np.int64), item_bytes=2)
-        >>> slots = states.added(np.array([7, 9]), np.array([1, 0], np.int32))
-        >>> states.set(slots, np.array([b"ab", b"cd"], "V2"))
-        >>> first, rest = states.changes().split(1)
-        >>> states.set(slots, np.array([b"??", b"??"], "V2"))
-        >>> first.dumped(lambda keys: [bytes([key]) for key in keys], list), len(rest)
-        ([(b'\t', b'cd')], 1)
-    """
+    """States that have changed as they were at one moment, by their shards."""
 
     states: PackedStates
     shards: npt.NDArray[np.int32]

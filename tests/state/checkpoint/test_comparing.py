@@ -13,7 +13,8 @@ from tests.state.checkpoint.rig import Job, contents, form, some_epochs
 
 from elasticutor.errors import BadValueError
 from elasticutor.state.checkpoint import MismatchError
-from elasticutor.state.inspection import StateReader, difference
+from elasticutor.state.inspection.comparing import difference
+from elasticutor.state.inspection.reading import StateReader
 
 CHANGES = st.dictionaries(st.integers(0, 12), st.none() | st.integers(0, 2), max_size=6)
 SCHEMA = pa.schema({"n": pa.int64()})

@@ -13,7 +13,8 @@ from tests.state.checkpoint.rig import Job, contents, files_of, form, opened, so
 
 from elasticutor.core.protocol.ids import Attempt, Epoch
 from elasticutor.state.checkpoint import DamagedError, StateFile, epochs_of
-from elasticutor.state.inspection import StateReader, check_files
+from elasticutor.state.inspection.listing import check_files
+from elasticutor.state.inspection.reading import StateReader
 
 ALL = 1 << 20
 NEWEST = "epochs/000000000003-1000000001.json"

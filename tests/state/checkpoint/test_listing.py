@@ -14,14 +14,9 @@ from tests.state.checkpoint.rig import Job, form, opened, some_epochs
 from elasticutor.state.checkpoint import DamagedError, Location, MismatchError, StateFile
 from elasticutor.state.checkpoint.claims import Claim, Holder
 from elasticutor.state.checkpoint.files import check
-from elasticutor.state.inspection import (
-    Checked,
-    StateReader,
-    check_files,
-    claimed_by,
-    epochs_kept,
-    listing,
-)
+from elasticutor.state.inspection import listing
+from elasticutor.state.inspection.listing import Checked, check_files, claimed_by, epochs_kept
+from elasticutor.state.inspection.reading import StateReader
 
 
 def flip(path: Path) -> None:

@@ -60,7 +60,13 @@ def test_what_json_lacks_comes_back() -> None:
     assert from_json(json.loads(json.dumps(to_json(value)))) == value
 
 
-@pytest.mark.parametrize("value", [Point(1, 2), np.int64(1), object(), [bytearray(b"x")]])
+@pytest.mark.parametrize("value", [Point(1, 2), np.array([1]), object(), [bytearray(b"x")]])
 def test_what_is_not_plain_is_refused_and_named(value: Any) -> None:
     with pytest.raises(BadValueError, match="note in a checkpoint must be made of None, bool"):
         to_json(value)
+
+
+@pytest.mark.parametrize("value", [np.int64(1), np.float64(0.5), np.bool_(True)])
+def test_a_number_of_numpy_counts_as_one_of_python(value: Any) -> None:
+    made = to_json(value)
+    assert (made, type(made)) == (value.item(), type(value.item()))

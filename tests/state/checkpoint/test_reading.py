@@ -33,8 +33,15 @@ from elasticutor.state.checkpoint import (
 )
 from elasticutor.state.checkpoint.restoring import merged
 from elasticutor.state.codec import encode, encode_key
-from elasticutor.state.inspection import Entry, Pickled, StateReader
-from elasticutor.state.inspection.reading import files_of, key_of, type_of, value_of
+from elasticutor.state.inspection.reading import (
+    Entry,
+    Pickled,
+    StateReader,
+    files_of,
+    key_of,
+    type_of,
+    value_of,
+)
 from elasticutor.state.levels import Record
 
 TYPED = pa.schema({"n": pa.int64(), "last": pa.string()})

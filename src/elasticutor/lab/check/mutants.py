@@ -7,7 +7,7 @@ that lets one of them through for hundreds of seeds is not worth its green light
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -39,7 +39,8 @@ from elasticutor.core.protocol.task import Task
 from elasticutor.core.protocol.task_inbox import TaskInbox, Work
 from elasticutor.lab.check import end_mutants, run_mutants
 from elasticutor.lab.check.runner import run_seeds
-from elasticutor.state.cache import _ABSENT, StateCache
+from elasticutor.state.cache import StateCache
+from elasticutor.state.handles import ABSENT
 from elasticutor.state.levels import Levels, Record
 
 SEEDS = Path(__file__).with_name("mutant_seeds.json")
@@ -141,7 +142,7 @@ def _stale_attempt_accepted(self: Epochs, attempt: Attempt) -> None:
 
 def _in_place_change_lost(self: StateCache, shard: ShardId, key: Any, default: Any = None) -> Any:
     value = self._look_up(shard, key)
-    if value is _ABSENT:
+    if value is ABSENT:
         self._values[shard][key] = value = default
         self._touch(shard, key, value)
     return value
@@ -229,11 +230,9 @@ def _labels_wait_for_ever_after_an_abort(self: Reassigner) -> None:
 
 
 def _deleted_state_comes_back(
-    self: StateCache, keys: Any, values: Any
-) -> Iterator[tuple[bytes, Any]]:
-    for key, value in _CACHE_ENCODED(self, keys, values):
-        if value is not None:
-            yield key, value
+    self: StateCache, states: dict[Hashable, Any]
+) -> list[tuple[bytes, Any]]:
+    return [item for item in _CACHE_ENCODED(self, states) if item[1] is not None]
 
 
 # Labels that interrupt chunks ---------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,12 +46,7 @@ class Given:
 
 
 def require_given(source: Any, options: Mapping[str, str] | None, *methods: str) -> Given:
-    """Return a data source that has one of these methods and survives pickling.
-
-    Raises:
-        BadValueError: It is no data source, lacks the methods, has options that are not text or
-            that come too late, or cannot travel.
-    """
+    """Return a data source that has one of these methods and survives pickling."""
     _require_data_source(source)
     _require_options(source, options)
     given = Given(source, dict(options or {}))
@@ -68,20 +62,7 @@ def require_given(source: Any, options: Mapping[str, str] | None, *methods: str)
 
 
 def to_spark(schema: pa.Schema) -> StructType:
-    """Return an Arrow schema as Spark has it; needs no JVM.
-
-    Raises:
-        BadValueError: A column's type is one that Spark lacks.
-
-    Example:
-        >>> to_spark(pa.schema([pa.field("user", pa.int64(), nullable=False)]))
-        StructType([StructField('user', LongType(), False)])
-        >>> to_spark(pa.schema([("user", pa.uint64())]))
-        Traceback (most recent call last):
-            ...
-        elasticutor.errors.BadValueError: column 'user' must have a type that Spark has; got \
-'uint64'. Hint: cast it
-    """
+    """Return an Arrow schema as Spark has it; needs no JVM. Refuses columns that Spark lacks."""
     for field in schema:
         try:
             from_arrow_schema(pa.schema([field]), prefer_timestamp_ntz=True)
@@ -89,13 +70,6 @@ def to_spark(schema: pa.Schema) -> StructType:
             who, got = f"column {field.name!r}", str(field.type)
             raise BadValueError(who, "have a type that Spark has", got, "cast it") from error
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)
-
-
-def require_seconds(name: str, value: Any) -> None:
-    """Refuse what is no duration."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and 0 <= value < math.inf):
-        raise BadValueError(name, "be a number of seconds, at least 0", value)
 
 
 def require_kind(who: str, thing: Any, *kinds: type) -> Any:

@@ -6,9 +6,10 @@ local time, and a tuple is no struct.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_EVEN, Context, Decimal
+from functools import partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -25,17 +26,7 @@ _CONVERTING = (pa.ArrowException, TypeError, ValueError, ArithmeticError, Attrib
 
 
 class RowsToArrow:
-    """Makes record batches of one schema from what a data source yields.
-
-    Args:
-        who: What errors call the data source.
-        schema: Of the batches.
-
-    Example:
-        >>> table = RowsToArrow("data source 'clicks'", pa.schema([("user", pa.string())]))
-        >>> table.batch([("ann",), Row(user="bob")]).to_pydict()
-        {'user': ['ann', 'bob']}
-    """
+    """Makes record batches of one schema from what a data source yields; errors name it `who`."""
 
     def __init__(self, who: str, schema: pa.Schema) -> None:
         self._who = who
@@ -47,7 +38,7 @@ class RowsToArrow:
         """Tuples, lists or Rows as one batch; columns of named Rows are found by their names."""
         columns = zip(*map(self._values, rows), strict=True)
         arrays = [
-            self._column(field, column, convert)
+            self._column(field, partial(_array, column, convert, field.type))
             for field, column, convert in zip(self._schema, columns, self._converts, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -56,10 +47,12 @@ class RowsToArrow:
         """Return a batch with the schema's order and types, cast where nothing is lost."""
         names = self._names
         if sorted(batch.schema.names) != sorted(names):
-            raise DataSourceError(
-                f"record batch of {self._who}", f"have the columns {names}", batch.schema.names
-            )
-        arrays = [self._cast(field, batch.column(field.name)) for field in self._schema]
+            who, must = f"record batch of {self._who}", f"have the columns {names}"
+            raise DataSourceError(who, must, batch.schema.names)
+        arrays = [
+            self._column(field, partial(batch.column(field.name).cast, field.type))
+            for field in self._schema
+        ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _values(self, row: Any) -> Sequence[Any]:
@@ -76,36 +69,19 @@ class RowsToArrow:
             raise DataSourceError(f"row of {self._who}", f"have {len(names)} values", row)
         return row
 
-    def _column(self, field: pa.Field, values: Sequence[Any], convert: Convert | None) -> pa.Array:
-        try:
-            return self._checked(field, pa.array(_each(values, convert), field.type))
-        except _CONVERTING as error:
-            raise self._unfit(field, error) from error
-
-    def _cast(self, field: pa.Field, column: pa.Array) -> pa.Array:
-        try:
-            return self._checked(field, column.cast(field.type))
-        except _CONVERTING as error:
-            raise self._unfit(field, error) from error
-
-    def _checked(self, field: pa.Field, column: pa.Array) -> pa.Array:
-        if column.null_count and not field.nullable:
-            raise DataSourceError(f"column {field.name!r} of {self._who}", "have no null", None)
-        return column
-
-    def _unfit(self, field: pa.Field, error: Exception) -> DataSourceError:
+    def _column(self, field: pa.Field, make: Callable[[], pa.Array]) -> pa.Array:
         who = f"column {field.name!r} of {self._who}"
-        return DataSourceError(who, f"have values of type {field.type}", str(error))
+        try:
+            column = make()
+        except _CONVERTING as error:
+            raise DataSourceError(who, f"have values of type {field.type}", str(error)) from error
+        if column.null_count and not field.nullable:
+            raise DataSourceError(who, "have no null", None)
+        return column
 
 
 class ArrowToRows:
-    """Makes Spark's Rows from record batches of one schema.
-
-    Example:
-        >>> rows = ArrowToRows(pa.schema([("user", pa.string())]))
-        >>> list(rows.rows(pa.record_batch({"user": ["ann", "bob"]})))
-        [Row(user='ann'), Row(user='bob')]
-    """
+    """Makes Spark's Rows from record batches of one schema."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._row = Row(*schema.names)
@@ -124,6 +100,15 @@ def _each(values: Sequence[Any], convert: Convert | None) -> Sequence[Any]:
     if convert is None:
         return values
     return [None if value is None else convert(value) for value in values]
+
+
+def _array(values: Sequence[Any], convert: Convert | None, kind: pa.DataType) -> pa.Array:
+    return pa.array(_each(values, convert), kind)
+
+
+def _stepped(values: Iterable[Any], converts: Sequence[Convert | None]) -> Iterator[Any]:
+    for value, convert in zip(values, converts, strict=True):
+        yield value if convert is None or value is None else convert(value)
 
 
 # To Arrow
@@ -159,11 +144,7 @@ def _struct_to_arrow(kind: pa.StructType) -> Convert:
             # Objects count as their attributes; so does a VariantVal, by its value and metadata.
             known = value if isinstance(value, dict) else vars(value)
             values = [known.get(name) for name in names]
-        converted = [
-            part if step is None or part is None else step(part)
-            for part, step in zip(values, converts, strict=True)
-        ]
-        return dict(zip(names, converted, strict=True))
+        return dict(zip(names, _stepped(values, converts), strict=True))
 
     return convert
 
@@ -222,11 +203,6 @@ def _struct_from_arrow(kind: pa.StructType) -> Convert:
     converts = [_from_arrow(field.type) for field in fields]
 
     def convert(value: dict[str, Any]) -> Row:
-        return row(
-            *(
-                part if step is None or part is None else step(part)
-                for part, step in zip(value.values(), converts, strict=True)
-            )
-        )
+        return row(*_stepped(value.values(), converts))
 
     return convert

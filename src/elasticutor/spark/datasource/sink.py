@@ -18,16 +18,10 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from elasticutor.errors import BadValueError
+from elasticutor.checks import require_seconds, require_whole
 from elasticutor.sinks import EpochWriter, Sink, SinkError, SinkRun, Writer
 from elasticutor.sinks.spool import Spool
-from elasticutor.spark.datasource.given import (
-    Given,
-    require_given,
-    require_kind,
-    require_seconds,
-    to_spark,
-)
+from elasticutor.spark.datasource.given import Given, require_given, require_kind, to_spark
 from elasticutor.spark.datasource.rows import ArrowToRows
 
 # The stream one of these came with Spark 4.1.
@@ -46,8 +40,8 @@ class DataSourceSink(Sink):
     committed when the checkpoint has the epoch. The batch id is the epoch's number: it rises from
     1, with gaps where there were no outputs, and goes on where it was after a restart. The message
     that `write` returned is pickled into the checkpoint. After a failure the last epoch is
-    committed again, perhaps by another process, with the same message and batch id. So, as with
-    Spark itself, the data source shows every output once if it skips what it has committed. A
+    committed again, perhaps by another process, with the same message and batch id: so the data
+    source shows every output once if it skips what it has committed, as with Spark itself. A
     writer for batches does not get the number: it has to recognise its message. An epoch that is
     given up is aborted, unless the process that wrote it is gone. A commit that fails ends the run,
     and is repeated when the run restarts.
@@ -55,8 +49,8 @@ class DataSourceSink(Sink):
     In a run without a checkpoint, outputs are kept until there are `flush_rows` of them, until the
     oldest is about `flush_s` old, or until the run ends. Then they are written and committed as
     one; `abort` if either fails, and the run fails with it. A writer for streams gets numbers that
-    rise by 1 from 0 with every commit of the run. Every run counts from 0, so a data source that
-    skips numbers it has seen needs a new place for each.
+    rise by 1 from 0 with every commit. Every run counts from 0, so a data source that skips numbers
+    it has seen needs a new place for each.
 
     Each commit has its own writer for batches. Rows are Spark's `Row`; Arrow writers get record
     batches.
@@ -69,12 +63,7 @@ class DataSourceSink(Sink):
         flush_rows: How many rows are kept at most, give or take a batch, without a checkpoint.
         flush_s: How old the oldest may become, about, without a checkpoint.
 
-    Raises:
-        BadValueError: It is not a data source, has no writer or cannot be pickled, or another
-            argument is impossible.
-
     Example:
-        >>> from pyspark.sql.datasource import DataSource, DataSourceStreamWriter
         >>> class Printer(DataSource):
         ...     def streamWriter(self, schema, overwrite):
         ...         return PrintingWriter()
@@ -82,13 +71,10 @@ class DataSourceSink(Sink):
         ...     def write(self, iterator):
         ...         print(*iterator)
         ...         return WriterCommitMessage()
-        ...     def commit(self, messages, batchId):
-        ...         print("batch", batchId)
         >>> writer = DataSourceSink(Printer).open(0, pa.schema([("user", pa.string())]))
         >>> writer.write(pa.record_batch({"user": ["ann", "bob"]}))
         >>> writer.flush()
         Row(user='ann') Row(user='bob')
-        batch 0
     """
 
     def __init__(
@@ -101,9 +87,7 @@ class DataSourceSink(Sink):
         flush_s: float = 1.0,
     ) -> None:
         self._given = require_given(source, options, "streamWriter", "writer")
-        rows: Any = flush_rows
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-            raise BadValueError("flush_rows", "be a whole number, at least 1", flush_rows)
+        require_whole("flush_rows", flush_rows)
         require_seconds("flush_s", flush_s)
         self.overwrite = bool(overwrite)
         self.flush_rows = flush_rows
@@ -149,7 +133,6 @@ class _Writers:
         return made
 
     def write(self, writer: Any, batches: Iterable[pa.RecordBatch]) -> WriterCommitMessage | None:
-        """Let a writer write; return the message for its commit."""
         arrow = isinstance(writer, _ARROW_WRITERS)
         rows: Iterator[Any] = (
             iter(batches) if arrow else chain.from_iterable(map(self._rows.rows, batches))
@@ -196,12 +179,10 @@ class _CommittingWriter(Writer):
         self._flush_s = flush_s
         self._kept: list[pa.RecordBatch] = []
         self._rows = 0
-        self._since = 0.0
-        """When the oldest of them came; only if there are any."""
+        self._since = 0.0  # when the oldest of them came; only if there are any
         self._number = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Keep a batch; commit all if that is enough."""
         if batch.num_rows:
             self._since = self._since if self._kept else time.monotonic()
             self._kept.append(batch)
@@ -212,7 +193,6 @@ class _CommittingWriter(Writer):
             self.tick()
 
     def tick(self) -> None:
-        """Commit all if the oldest has become too old."""
         if self._kept and time.monotonic() - self._since >= self._flush_s:
             self.flush()
 
@@ -232,7 +212,6 @@ class _CommittingWriter(Writer):
         self._number += 1
 
     def close(self) -> None:
-        """Commit the last of it."""
         self.flush()
 
 
@@ -246,12 +225,10 @@ class _EpochCommits(EpochWriter):
         """By epoch: the writer that wrote it, and what that wants to be told."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Keep a batch."""
         if batch.num_rows:
             self._spool.append(batch)
 
     def prepare(self, epoch: int) -> bytes | None:
-        """Let the data source write all that is kept, if there is any."""
         first = epoch == 1
         if not self._spool.rows and not (first and self._writers.overwrite):
             return None
@@ -267,7 +244,6 @@ class _EpochCommits(EpochWriter):
         return note
 
     def commit(self, epoch: int, message: Any) -> None:
-        """Let the data source commit; by a writer that has not written it, if need be."""
         told = _unpickled(message)
         written = self._prepared.get(epoch)
         writer = self._writers.writer(first=epoch == 1) if written is None else written[0]
@@ -275,7 +251,6 @@ class _EpochCommits(EpochWriter):
         self._prepared.pop(epoch, None)
 
     def abort(self) -> None:
-        """Forget what is kept, and abort what is written."""
         self._spool.clear()
         prepared, self._prepared = self._prepared, {}
         for epoch, (writer, message) in prepared.items():

@@ -6,20 +6,16 @@ import inspect
 import json
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
 from pyspark.errors import PySparkNotImplementedError
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceStreamReader,
-    SimpleDataSourceStreamReader,
-)
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, SimpleDataSourceStreamReader
 from pyspark.sql.types import StructType
 
+from elasticutor.checks import require_seconds
 from elasticutor.errors import BadValueError
 from elasticutor.schemas import SchemaLike, to_arrow
 from elasticutor.sources import Offer, Reader, Source
@@ -28,13 +24,11 @@ from elasticutor.spark.datasource.given import (
     Given,
     require_given,
     require_kind,
-    require_seconds,
     to_spark,
 )
 from elasticutor.spark.datasource.rows import RowsToArrow
 
-_POLL_S = 0.01
-"""How long one poll goes on collecting rows."""
+_POLL_S = 0.01  # how long one poll goes on collecting rows
 
 Place: TypeAlias = tuple[str, str, int, int]
 """Where a reader is: its range's start and end as JSON, the partition, and the rows into it.
@@ -47,10 +41,10 @@ class DataSourceSource(Source):
     """Reads any PySpark Python data source that has a stream reader, simple or not.
 
     The data source's offsets cut the stream into *ranges*, as Spark's micro-batches do: the source
-    gets the range's end, plans its partitions, and reads them one after the other. Rows may be
-    tuples, lists, Rows or Arrow record batches, and are read as they are needed. An iterator that
-    waits delays its process, and with it the end of an epoch: let it end, and leave the rest to the
-    next range.
+    gets the range's end, plans its partitions, and reads them one after the other, in one process:
+    several would get different ends. Rows may be tuples, lists, Rows or Arrow record batches, and
+    are read as they are needed. An iterator that waits delays its process, and with it the end of
+    an epoch: let it end, and leave the rest to the next range.
 
     After a failure the range that was being read is planned again with the same start and end
     (`readBetweenOffsets` for a simple reader), so the data source must give the same rows in the
@@ -58,13 +52,9 @@ class DataSourceSource(Source):
 
     In a run with a checkpoint, `commit` of the data source is called for a range when the epoch is
     committed by whose end all of it was read: none of it is read again, and the data source may
-    delete it. After a failure a commit may be left out; the next one covers it.
-
-    In a run without one, it is called when the next range begins: all tuples of the range have been
-    sent by then, but not necessarily processed. The last range is never committed.
-
-    One process reads all partitions: the end of a range is what `latestOffset` returns at that
-    moment, and several processes would get different ends.
+    delete it. After a failure a commit may be left out; the next one covers it. In a run without
+    one, it is called when the next range begins: all tuples of the range have been sent by then,
+    but not necessarily processed. The last range is never committed.
 
     A stream reader has no end: `Run.stop` or `Run.drain` ends it.
 
@@ -77,32 +67,23 @@ class DataSourceSource(Source):
             source that limits what a range has is never read faster than one range in that time.
         tasks: Only 1.
 
-    Raises:
-        BadValueError: It is not a data source, has no stream reader or cannot be pickled, or
-            another argument is impossible.
-
     Example:
-        >>> from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+        >>> from pyspark.sql.datasource import SimpleDataSourceStreamReader
         >>> class Ticks(DataSource):
         ...     def schema(self):
         ...         return "tick long"
         ...     def simpleStreamReader(self, schema):
-        ...         return TicksReader(int(self.options["upTo"]))
+        ...         return TicksReader()
         >>> class TicksReader(SimpleDataSourceStreamReader):
-        ...     def __init__(self, up_to):
-        ...         self.up_to = up_to
         ...     def initialOffset(self):
-        ...         return {"tick": 0}
+        ...         return 0
         ...     def read(self, start):
-        ...         end = {"tick": self.up_to}
-        ...         return self.readBetweenOffsets(start, end), end
+        ...         return self.readBetweenOffsets(start, start + 5), start + 5
         ...     def readBetweenOffsets(self, start, end):
-        ...         return ((tick,) for tick in range(start["tick"], end["tick"]))
-        >>> reader = DataSourceSource(Ticks, {"upTo": "5"}).open(0, 1, None)
+        ...         return ((tick,) for tick in range(start, end))
+        >>> reader = DataSourceSource(Ticks).open(0, 1, None)
         >>> reader.poll(0.0, 3).batch.to_pydict()
         {'tick': [0, 1, 2]}
-        >>> reader.offset
-        ('{"tick": 0}', '{"tick": 5}', 0, 3)
     """
 
     def __init__(
@@ -147,46 +128,30 @@ def _schema_of(given: Given) -> SchemaLike:
 # Ranges
 
 
-class _Ranges(ABC):
-    """What plans and reads the ranges of a data source. Offsets are what the user's reader says."""
+class _Ranges:
+    """Plans and reads the ranges of a `DataSourceStreamReader`; offsets are what that says."""
 
     def __init__(self, who: str, reader: Any) -> None:
         self._who = who
         self._reader = reader
 
     def initial(self) -> Any:
-        """Return where a new stream begins."""
         return self._reader.initialOffset()
 
-    @abstractmethod
     def end(self, start: Any) -> Any:
         """Return how far one can read from there now."""
-
-    @abstractmethod
-    def partitions(self, start: Any, end: Any) -> list[Callable[[], Iterable[Any]]]:
-        """Return what to call for the rows of each partition of a range."""
-
-    def commit(self, end: Any) -> None:
-        """Commit: nothing before this offset is read again, unless there is a failure."""
-        self._reader.commit(end)
-
-    @abstractmethod
-    def stop(self) -> None:
-        """Let go of what the reader has."""
-
-
-class _StreamRanges(_Ranges):
-    """Those of a `DataSourceStreamReader`."""
-
-    def end(self, start: Any) -> Any:
         # Before Spark 4.2 `latestOffset` had no parameters, and Spark still calls such readers so.
         if not inspect.signature(self._reader.latestOffset).parameters:
             return self._reader.latestOffset()
         return self._reader.latestOffset(start, self._reader.getDefaultReadLimit())
 
     def partitions(self, start: Any, end: Any) -> list[Callable[[], Iterable[Any]]]:
+        """Return what to call for the rows of each partition of a range."""
         planned = self._reader.partitions(start, end)
         return [partial(self._reader.read, partition) for partition in planned]
+
+    def commit(self, end: Any) -> None:
+        self._reader.commit(end)
 
     def stop(self) -> None:
         self._reader.stop()
@@ -234,7 +199,7 @@ def _ranges(given: Given, struct: StructType) -> _Ranges:
                 raise
         else:
             require_kind(f"streamReader of {given.who}", reader, DataSourceStreamReader)
-            return _StreamRanges(given.who, reader)
+            return _Ranges(given.who, reader)
     simple = made.simpleStreamReader(struct)
     require_kind(f"simpleStreamReader of {given.who}", simple, SimpleDataSourceStreamReader)
     return _SimpleRanges(given.who, simple)
@@ -256,12 +221,7 @@ class _RangeReader(Reader):
     """One range after the other, each partition by partition."""
 
     def __init__(
-        self,
-        who: str,
-        ranges: _Ranges,
-        rows: RowsToArrow,
-        poll_s: float,
-        offset: Place | None,
+        self, who: str, ranges: _Ranges, rows: RowsToArrow, poll_s: float, offset: Place | None
     ) -> None:
         self._who = who
         self._ranges = ranges
@@ -274,13 +234,11 @@ class _RangeReader(Reader):
         self._asked = -math.inf
         self._partitions: list[Callable[[], Iterable[Any]]] | None = None
         self._partition: _Partition | None = None
-        self._read: str | None = None
-        """The end of the range that is read, but not committed."""
+        self._read: str | None = None  # the end of the range that is read, but not committed
         self._committed = offset[0]
         """The offset of the data source's last commit, or where it began."""
 
     def poll(self, now: float, max_rows: int) -> Offer | None:
-        """Return rows of the partition at hand; asks for a new range if the last one is read."""
         until = time.monotonic() + _POLL_S
         while self._partition is not None or self._begin(now):
             assert self._partition is not None
@@ -301,14 +259,12 @@ class _RangeReader(Reader):
         return 0.0 if start != end or self._may_ask(now) else self._asked + self._poll_s - now
 
     def committed(self, offset: Place) -> None:
-        """Commit the ranges that are wholly before an epoch's end."""
         start = offset[0]
         if start != self._committed:
             self._ranges.commit(json.loads(start))
             self._committed = start
 
     def close(self) -> None:
-        """Close the rows at hand, and stop the data source's reader."""
         try:
             if self._partition is not None:
                 self._partition.close()
@@ -353,9 +309,8 @@ class _RangeReader(Reader):
     def _refuse_replay(self, given: str, now: int) -> NoReturn:
         start, end, *_ = self.offset
         hint = "partitions and rows between two offsets may never change"
-        raise DataSourceError(
-            self._who, f"give the {given} from {start} to {end} once more", now, hint
-        )
+        must = f"give the {given} from {start} to {end} once more"
+        raise DataSourceError(self._who, must, now, hint)
 
 
 class _Partition:
@@ -366,16 +321,10 @@ class _Partition:
             raise DataSourceError(f"read of {who}", "return an iterator", rows)
         self._given: Iterator[Any] = iter(rows)
         self._table = table
-        self._rest: pa.RecordBatch | None = None
-        """What is left of the last record batch."""
+        self._rest: pa.RecordBatch | None = None  # what is left of the last record batch
 
     def take(self, most: int, until: float) -> pa.RecordBatch | None:
-        """Return at least one row if there are any, and at most a number; None at the end.
-
-        Args:
-            most: How many rows.
-            until: By when to be content with what there is, by `time.monotonic`.
-        """
+        """Return at least one row if there are any, at most `most`, by `until`; None at the end."""
         if self._rest is None:
             rows = self._pull(most, until)
             if rows:
@@ -387,7 +336,6 @@ class _Partition:
         return piece
 
     def skip(self, rows: int) -> int:
-        """Skip a number of rows; return how many there were."""
         left = rows
         while left and (batch := self.take(left, math.inf)) is not None:
             left -= batch.num_rows

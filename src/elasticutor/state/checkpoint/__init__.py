@@ -4,8 +4,8 @@ A checkpoint is a folder on a disk, in HDFS or in an object store. Layouts 1 and
 
 ```
 <root>/claims/000003-1f2e3d4c.json           who has it: claim 3
-<root>/epochs/000000000012-003000001.json    the manifest of epoch 12, by attempt 1 of claim 3
-<root>/state/counts/0/counts-0-000000000012-000000000012-003000001-node_1.parquet
+<root>/epochs/000000000012-3000000001.json   the manifest of epoch 12, by attempt 1 of claim 3
+<root>/state/counts/0/counts-0-000000000012-000000000012-3000000001-node_1.parquet
                                              what node_1 wrote of executor counts.0
 ```
 
@@ -35,8 +35,8 @@ In layout 2 a manifest has small increments inside: such an entry of `files` has
 file in base64 as its `content`, and there is no file at its path. A manifest without any is of
 layout 1. Once there are many increments they are folded into a file like others.
 
-An attempt's number is a million times its claim's, plus its own. Of two manifests the one with the
-later attempt counts, and all manifests of earlier attempts for later epochs are void. A claim
+An attempt's number is 1,000,000,000 times its claim's, plus its own. Of two manifests the one with
+the later attempt counts, and all manifests of earlier attempts for later epochs are void. A claim
 begins with attempt 0: the epoch that it found, once more. So whatever the run before may still
 write is void, and so are later epochs if the user chose to go back to an earlier one.
 

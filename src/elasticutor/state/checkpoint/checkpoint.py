@@ -34,48 +34,15 @@ _log: Final = logging.getLogger(__name__)
 class Tidied:
     """What `Checkpoint.tidy` has done."""
 
-    folded: int = 0
-    """Files that were folded into others."""
-    written: int = 0
-    """Bytes of what they were folded into."""
-    removed: tuple[str, ...] = ()
-    """Files that are no longer there."""
+    folded: int = 0  # files that were folded into others
+    written: int = 0  # bytes of what they were folded into
+    removed: tuple[str, ...] = ()  # files that are no longer there
 
 
 class Checkpoint:
     """A checkpoint that this run has claimed, and what its newest epoch is.
 
     Only `tidy` may be called from another thread than the rest, and `renew` from a third.
-
-    Example:
-        >>> import tempfile
-        >>> from elasticutor.core.protocol.ids import ShardId
-        >>> from elasticutor.state.checkpoint import Restorer, write_increment
-        >>> from elasticutor.state.levels import Record
-        >>> where = tempfile.mkdtemp()
-        >>> form = StateForm("counts", executors=1, shards=4, key=(("user", "string"),))
-        >>> def opened(run):
-        ...     return Checkpoint.open(
-        ...         where, run=run, topology="demo", forms=[form], sources={"clicks": 1}
-        ...     )
-        >>> checkpoint = opened("monday")
-        >>> attempt = Attempt(checkpoint.first_attempt + 1)
-        >>> changes = {ShardId(3): [Record(b"sOslo", Epoch(1), b"T")]}
-        >>> file = write_increment(
-        ...     checkpoint.location, form, "counts.0", "node-0", attempt, Epoch(1), changes
-        ... )
-        >>> checkpoint.commit(Epoch(1), attempt, [file], {"clicks.0": 17})
-        >>> checkpoint.release()
-
-        Another day, perhaps on another machine:
-
-        >>> checkpoint = opened("tuesday")
-        >>> checkpoint.committed, checkpoint.notes
-        (1, {'clicks.0': 17})
-        >>> state = Restorer.load(checkpoint.location, form, "counts.0", checkpoint.committed)
-        >>> list(state.records(ShardId(3)))
-        [Record(key=b'sOslo', epoch=1, value=b'T')]
-        >>> checkpoint.release()
     """
 
     def __init__(self, location: Location, lease: Lease, manifest: Manifest, keep: int) -> None:
@@ -114,7 +81,7 @@ class Checkpoint:
 
         Args:
             uri: A path or URI, as `Location.at` takes it.
-            run: Who wants it.
+            run: The run that claims it.
             topology: The name of the topology.
             forms: How each operator's state is to be kept.
             sources: How many tasks each source has.
@@ -128,11 +95,8 @@ class Checkpoint:
 
         Raises:
             BadValueError: There can be no such location, or no such schema of state.
-            InUseError: Another run has it.
-            DamagedError: The epoch is damaged. The message names the file and the last good epoch.
-            LayoutError: It is of another layout.
-            MismatchError: It does not fit the topology, or there is no such epoch.
-            StorageError: The storage refuses.
+            CheckpointError: Another run has it, it is damaged (the message names the last good
+                epoch), of another layout or topology, or the storage refuses.
         """
         if keep < 2:
             raise BadValueError("epochs to keep", "be at least 2", keep)
@@ -165,7 +129,10 @@ class Checkpoint:
             manifest.write(location)
             lease.require()
             checkpoint = cls(location, lease, manifest, keep)
-            checkpoint._remove_and_say(say)
+            try:
+                checkpoint._remove()
+            except StorageError as error:  # no reason not to begin
+                say(f"what is no longer needed stays for now: {error}")
         except BaseException:
             _release_quietly(lease)
             raise
@@ -187,19 +154,12 @@ class Checkpoint:
         return Attempt(self._lease.number * ATTEMPTS)
 
     def commit(
-        self,
-        epoch: Epoch,
-        attempt: Attempt,
-        files: Sequence[StateFile],
-        notes: Mapping[str, Any],
+        self, epoch: Epoch, attempt: Attempt, files: Sequence[StateFile], notes: Mapping[str, Any]
     ) -> None:
-        """Commit an epoch: write its manifest.
+        """Commit an epoch after the newest: write its manifest.
 
-        Args:
-            epoch: Any that is after the newest.
-            attempt: The attempt that wrote the files.
-            files: The increments of the epoch; executors without changes have none.
-            notes: Plain values by participant; they come back exactly.
+        `files` are the increments that the attempt wrote, none for executors without changes;
+        `notes` are plain values by participant, which come back exactly.
 
         Raises:
             BadValueError: A note is not plain, or a file is not of this epoch and attempt.
@@ -243,13 +203,8 @@ class Checkpoint:
     def go_back(self, epoch: Epoch) -> None:
         """Go on from the epoch before the newest: that one will be committed again.
 
-        Until it is, what was committed stays, and counts when the checkpoint is opened.
-
-        Args:
-            epoch: The one to go on from. If it is the newest, there is nothing to do.
-
-        Raises:
-            OutOfOrderError: It is neither the newest nor, by this run, the one before.
+        Until it is, what was committed stays, and counts when the checkpoint is opened. Refuses
+        any epoch but the newest and, by this run, the one before.
         """
         # What is being folded or removed belongs to the newest, so that must come to its end.
         with self._tidying, self._lock:
@@ -266,10 +221,6 @@ class Checkpoint:
 
         May run in another thread than the rest. What is folded is in the next manifest. Whatever
         goes wrong here harms no epoch; the next call tries again.
-
-        Raises:
-            DamagedError: A file is not as it was written, so that it cannot be folded.
-            StorageError: The storage refuses.
         """
         with self._tidying:
             removed = self._remove()
@@ -292,23 +243,12 @@ class Checkpoint:
         return Tidied(folded, written, removed)
 
     def renew(self) -> None:
-        """Say that this run is alive: several times within `lease_s`.
-
-        Raises:
-            InUseError: Another run has taken the checkpoint over.
-            StorageError: The storage refuses.
-        """
+        """Say that this run is alive, several times within `lease_s`; raises if it is displaced."""
         self._lease.renew()
 
     def release(self) -> None:
         """Let the next run have the checkpoint without waiting; the last thing to call."""
         self._lease.release()
-
-    def _remove_and_say(self, say: Callable[[str], None]) -> None:
-        try:
-            self._remove()
-        except StorageError as error:  # no reason not to begin
-            say(f"what is no longer needed stays for now: {error}")
 
     def _require_next(self, epoch: Epoch, attempt: Attempt, files: Sequence[StateFile]) -> None:
         if epoch <= self.committed:
@@ -337,17 +277,14 @@ class Checkpoint:
                 return False
             Manifest.read(self.location, name)
         except DamagedError:
-            self._take_back(name, error)
+            try:
+                self.location.remove(name.path)
+            except StorageError:
+                raise self._uncertain(name, error) from error
             return False
         except StorageError as again:
             raise self._uncertain(name, again) from error
         return True
-
-    def _take_back(self, name: ManifestName, error: StorageError) -> None:
-        try:
-            self.location.remove(name.path)
-        except StorageError:
-            raise self._uncertain(name, error) from error
 
     def _uncertain(self, name: ManifestName, error: StorageError) -> UncertainError:
         where = self.location.full(name.path)
@@ -355,7 +292,6 @@ class Checkpoint:
         return UncertainError(where, "be there or not", error.got, hint)
 
     def _fold(self, executor: str, files: tuple[StateFile, ...], *, whole: bool) -> int:
-        """Fold some files that follow one another; returns the bytes written."""
         self._folds += 1
         made = fold(
             self.location,
@@ -375,8 +311,8 @@ class Checkpoint:
     def _remove(self) -> tuple[str, ...]:
         """Remove what is no longer needed.
 
-        To list all that is there takes long in an object store. It is only done after a new attempt
-        has committed, because the one before it may have left anything behind.
+        Listing everything takes long in an object store. That is only done after a new attempt has
+        committed: the one before it may have left anything behind.
         """
         self._lease.require()
         with self._lock:

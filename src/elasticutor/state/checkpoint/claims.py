@@ -18,9 +18,9 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 from elasticutor.errors import Words
 from elasticutor.state.checkpoint.errors import AbsentError, DamagedError, InUseError, LayoutError
@@ -31,8 +31,7 @@ CLAIMS: Final = "claims"
 _NAME: Final = re.compile(r"(?P<number>\d{6,})-(?P<nonce>[0-9a-f]{8})\.json")
 _KEPT: Final = 4  # old ones, to find out what happened
 _POLL_S: Final = 0.05
-_ABSENCES: Final = 10
-"""How many looks in a row must find no claim before it counts as taken back."""
+_ABSENCES: Final = 10  # how many looks in a row must find no claim before it counts as taken back
 
 Say = Callable[[str], None]
 
@@ -46,8 +45,7 @@ class Holder:
     boot: str
     """Which start of the machine, and which space of process numbers on it; empty: not known."""
     pid: int
-    born: str
-    """When the process began, since numbers are used again; empty: not known."""
+    born: str  # when the process began, since numbers are used again; empty: not known
 
     @classmethod
     def here(cls, run: str) -> Self:
@@ -74,8 +72,7 @@ class Claim:
     nonce: str
     holder: Holder
     lease_s: float
-    renewed: int = 0
-    """How often it was said again; a clock would have to be the same everywhere."""
+    renewed: int = 0  # how often it was said again; a clock would have to be the same everywhere
     released: bool = False
 
     @property
@@ -85,10 +82,8 @@ class Claim:
 
     def as_bytes(self) -> bytes:
         """As it is in its file."""
-        holder = self.holder
-        facts: dict[str, Any] = {name: getattr(holder, name) for name in Holder.__slots__}
-        facts |= {"lease_s": self.lease_s, "renewed": self.renewed, "released": self.released}
-        return rendered(facts)
+        own = {"lease_s": self.lease_s, "renewed": self.renewed, "released": self.released}
+        return rendered(asdict(self.holder) | own)
 
     @classmethod
     def read(cls, location: Location, name: str) -> Self | None:
@@ -106,10 +101,7 @@ class Claim:
 
 
 class Lease:
-    """This run's claim on a checkpoint.
-
-    Only `Checkpoint` makes one; `take` waits for the one before it.
-    """
+    """This run's claim on a checkpoint; only `Checkpoint` makes one."""
 
     def __init__(self, location: Location, claim: Claim) -> None:
         self._location = location
@@ -117,28 +109,12 @@ class Lease:
 
     @classmethod
     def take(
-        cls,
-        location: Location,
-        run: str,
-        *,
-        lease_s: float,
-        timeout_s: float,
-        least: int,
-        say: Say,
+        cls, location: Location, run: str, *, lease_s: float, timeout_s: float, least: int, say: Say
     ) -> Self:
-        """Claim the checkpoint.
-
-        Args:
-            location: The checkpoint.
-            run: Who wants it.
-            lease_s: For how long a claim counts that is not renewed.
-            timeout_s: How long to wait for it at most.
-            least: The number must be larger than this.
-            say: Called with what is waited for.
+        """Claim the checkpoint with a number above `least`; waits for the claim before it to end.
 
         Raises:
-            InUseError: Another run has it.
-            StorageError: The storage refuses.
+            InUseError: Another run has it, or renewed its claim within `timeout_s`.
         """
         until = time.monotonic() + timeout_s
         holder = Holder.here(run)
@@ -165,11 +141,7 @@ class Lease:
         return self._claim.number
 
     def require(self) -> None:
-        """Make sure that no other run has taken the checkpoint over.
-
-        Raises:
-            InUseError: One has.
-        """
+        """Raise `InUseError` if another run has taken the checkpoint over."""
         own = self._claim.path.rpartition("/")[2]
         names = _names(self._location)
         # One of the same number will be taken back: its writer sees this one.
@@ -209,7 +181,6 @@ class Lease:
 
 
 def _wait_for(location: Location, name: str, lease_s: float, until: float, say: Say) -> None:
-    """Return when the claim of this name is over."""
     where = f"checkpoint {location.uri}"
     first = Claim.read(location, name)
     if first is not None and (first.released or first.holder.is_gone()):
@@ -239,7 +210,6 @@ def _wait_for(location: Location, name: str, lease_s: float, until: float, say: 
 
 
 def _names(location: Location) -> list[str]:
-    """Of all claims, in the order of their numbers."""
     return sorted(filter(_NAME.fullmatch, location.names(CLAIMS)), key=lambda n: (_number(n), n))
 
 

@@ -1,17 +1,4 @@
-"""What can be the matter with a checkpoint, by name.
-
-```
-ElasticutorError
-└── CheckpointError (RuntimeError)
-    ├── DamagedError        a file is torn, changed or gone
-    ├── LayoutError         written in a layout that this version does not read
-    ├── MismatchError       what is in it does not fit the topology
-    ├── InUseError          another run has it
-    ├── UncertainError      it is not known whether the last manifest was written
-    └── StorageError        the storage refuses: full, read-only, not allowed, not there
-        └── AbsentError     there is no such file
-```
-"""
+"""What can be the matter with a checkpoint, by name; `elasticutor.errors` draws the tree."""
 
 from __future__ import annotations
 

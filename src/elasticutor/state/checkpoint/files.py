@@ -59,21 +59,6 @@ def write_increment(
 
     Returns:
         What the manifest must list; None if nothing has changed, and then nothing is written.
-
-    Raises:
-        BadValueError: A state does not fit the operator's `state_schema`.
-        StorageError: It could not be written.
-
-    Example:
-        >>> import tempfile
-        >>> location = Location.at(tempfile.mkdtemp())
-        >>> form = StateForm("counts", executors=1, shards=4, key=(("user", "string"),))
-        >>> changes = {ShardId(3): [Record(b"sOslo", Epoch(1), b"T")]}
-        >>> file = write_increment(
-        ...     location, form, "counts.0", "node-0", Attempt(1000000001), Epoch(1), changes
-        ... )
-        >>> file.rows, file.path
-        (1, 'state/counts/0/counts-0-000000000001-000000000001-1000000001-node-0.parquet')
     """
     beyond = [shard for shard in changes if not 0 <= shard < form.shards]
     if beyond:
@@ -117,12 +102,7 @@ def write_table(
 
 
 def check(location: Location, file: StateFile) -> pa.Buffer:
-    """The content of a file, which is what the manifest says that it is.
-
-    Raises:
-        DamagedError: It is not, or is not there.
-        StorageError: It cannot be read.
-    """
+    """The content of a file; raises `DamagedError` if it is not what the manifest says."""
     where = location.full(file.path)
     if file.inline:
         try:

@@ -27,7 +27,7 @@ _FAMILIES: Final = (
     (re.compile(r"timestamp\[\w+\]"), "timestamp"),
     (re.compile(r"timestamp\[\w+, tz=.*\]"), "timestamp with time zone"),
 )
-_DICTIONARY: Final = re.compile(r"dictionary<values=(?P<values>.*), indices=.*>")
+DICTIONARY: Final = re.compile(r"dictionary<values=(?P<values>.*), indices=.*>")
 
 
 def require_fit(
@@ -36,11 +36,7 @@ def require_fit(
     forms: Mapping[str, StateForm],
     sources: Mapping[str, int],
 ) -> None:
-    """Refuse a checkpoint that has state or offsets which the topology has no place for.
-
-    Raises:
-        MismatchError: It has.
-    """
+    """Refuse a checkpoint that has state or offsets which the topology has no place for."""
     where = f"checkpoint {location.uri}"
     for name, old in manifest.forms.items():
         new = forms.get(name)
@@ -50,8 +46,8 @@ def require_fit(
             raise MismatchError(where, f"be of operators {sorted(forms)}", got, hint)
         if _kind_of(old) != _kind_of(new):
             hint = "partition by the same columns as before, or start over at another location"
-            must = f"have state of {name!r} by {_words(new)}"
-            raise MismatchError(where, must, Words(f"by {_words(old)}"), hint)
+            must = f"have state of {name!r} by {key_in_words(new)}"
+            raise MismatchError(where, must, Words(f"by {key_in_words(old)}"), hint)
     for name, tasks in manifest.sources.items():
         now = sources.get(name)
         if now != tasks:
@@ -98,11 +94,12 @@ def family(kind: str) -> str:
         >>> family("int8"), family("dictionary<values=string, indices=int32, ordered=0>")
         ('integer', 'string')
     """
-    encoded = _DICTIONARY.fullmatch(kind)
+    encoded = DICTIONARY.fullmatch(kind)
     if encoded:
         return family(encoded["values"])
     return next((name for pattern, name in _FAMILIES if pattern.fullmatch(kind)), kind)
 
 
-def _words(form: StateForm) -> str:
+def key_in_words(form: StateForm) -> str:
+    """The columns of a key and their types."""
     return ", ".join(f"{name} {kind}" for name, kind in form.key) or "no key"

@@ -22,10 +22,6 @@ def to_fold(sizes: Sequence[int]) -> int | None:
     All from there on become one: as many as can be without writing again a file that is larger than
     all newer ones together. So each byte is written again only when what it is in doubles, and a
     file is read as often as the number of doublings.
-
-    Example:
-        >>> to_fold([10] * 17), to_fold([1000] + [10] * 16), to_fold([10] * 16)
-        (0, 1, None)
     """
     if len(sizes) <= MOST_FILES:
         return None
@@ -49,19 +45,8 @@ def fold(
 ) -> StateFile | None:
     """Write what some files of an executor have together, oldest first, into one.
 
-    None if that is nothing: all keys were deleted.
-
-    Args:
-        location: The checkpoint.
-        form: How the operator's state is kept.
-        files: What to fold.
-        whole: Whether there is nothing older, so that deletions can be left out.
-        attempt: For the name of the file.
-        writer: For the name of the file.
-
-    Raises:
-        DamagedError: A file is not as it was written; then nothing is.
-        StorageError: The storage refuses.
+    `whole`: nothing older is left, so deletions can be left out. None if that is nothing: all
+    keys were deleted. `attempt` and `writer` name the file. A damaged file folds nothing.
     """
     table = newest([read_table(location, file) for file in files], drop_deleted=whole)
     if not len(table):

@@ -29,22 +29,13 @@ Kind = Literal["increment", "snapshot"]
 
 @dataclass(frozen=True, slots=True)
 class StateForm:
-    """How one operator's state is kept.
-
-    Example:
-        >>> form = StateForm("counts", executors=2, shards=256, key=(("user", "int64"),))
-        >>> form.executor_names
-        ('counts.0', 'counts.1')
-    """
+    """How one operator's state is kept."""
 
     operator: str
     executors: int
-    shards: int
-    """Of each executor."""
-    key: tuple[tuple[str, str], ...]
-    """The columns of the key: name, and Arrow type as text."""
-    schema: pa.Schema | None = None
-    """What the operator declares its state to be; None: anything."""
+    shards: int  # of each executor
+    key: tuple[tuple[str, str], ...]  # the columns of the key: name, and Arrow type as text
+    schema: pa.Schema | None = None  # what the operator declares its state to be; None: anything
 
     @property
     def executor_names(self) -> tuple[str, ...]:
@@ -94,19 +85,15 @@ class StateFile:
     A small one is in the manifest itself, and is no file of its own.
     """
 
-    path: str
-    """Within the checkpoint; of one in the manifest, where it would be."""
-    executor: str
-    """The name of its process, such as `counts.1`."""
-    first: Epoch
-    """The first of the epochs whose changes it has."""
+    path: str  # within the checkpoint; of one in the manifest, where it would be
+    executor: str  # the name of its process, such as `counts.1`
+    first: Epoch  # the first of the epochs whose changes it has
     last: Epoch
     attempt: Attempt
     rows: int
     size: int
     sha256: str
-    kind: Kind
-    """A snapshot has no deletions, and nothing before it is needed."""
+    kind: Kind  # a snapshot has no deletions, and nothing before it is needed
     content: str = field(default="", repr=False)
     """All of it, in base64, if it is in the manifest; empty: it is a file of its own."""
 
@@ -124,11 +111,7 @@ class StateFile:
 
     @classmethod
     def from_note(cls, note: Mapping[str, Any]) -> Self:
-        """What `as_note` was made of.
-
-        Raises:
-            BadValueError: It was made of something else.
-        """
+        """What `as_note` was made of; refuses anything else."""
         wanted = {field.name: int if field.name in _NUMBERS else str for field in fields(cls)}
         if {name: type(value) for name, value in ({"content": ""} | dict(note)).items()} != wanted:
             raise BadValueError("note of a state file", f"have {list(wanted)}", dict(note))
@@ -148,9 +131,9 @@ class FileName:
     """What the name of a state file says.
 
     Example:
-        >>> name = FileName("counts", 1, Epoch(3), Epoch(12), Attempt(2000001), "fold-1")
+        >>> name = FileName("counts", 1, Epoch(3), Epoch(12), Attempt(2000000001), "fold-1")
         >>> name.path
-        'state/counts/1/counts-1-000000000003-000000000012-002000001-fold-1.parquet'
+        'state/counts/1/counts-1-000000000003-000000000012-2000000001-fold-1.parquet'
         >>> FileName.read("counts", "1", name.path.rpartition("/")[2]) == name
         True
     """

@@ -16,11 +16,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from elasticutor.errors import BadValueError
-from elasticutor.state.checkpoint.errors import (
-    STORAGE_FAULTS,
-    AbsentError,
-    refused,
-)
+from elasticutor.state.checkpoint.errors import STORAGE_FAULTS, AbsentError, refused
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PUT_IS_ATOMIC: Final = frozenset({"s3", "gcs", "abfs"})
@@ -36,13 +32,6 @@ class Location:
     What is written appears whole or not at all, and is durable when `write` returns. On disks and
     in HDFS it is written under another name and then renamed; on a disk also `fsync`ed, its folder
     included. In object stores a file appears when it is complete, anyway.
-
-    Example:
-        >>> import tempfile
-        >>> location = Location.at(tempfile.mkdtemp())
-        >>> location.write("some/file.txt", b"hello")
-        >>> location.names("some"), location.read("some/file.txt").to_pybytes()
-        (['file.txt'], b'hello')
     """
 
     def __init__(self, uri: str, filesystem: fs.FileSystem, root: str) -> None:
@@ -58,10 +47,6 @@ class Location:
 
         A path that is relative or begins with `~` is made whole here and now, because other
         processes have other working directories.
-
-        Raises:
-            BadValueError: There can be no such location.
-            StorageError: There can, but it cannot be reached from here.
         """
         text: Any = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
         if not isinstance(text, str) or not text.strip() or "\0" in text:
@@ -103,45 +88,33 @@ class Location:
     def write(self, path: str, data: pa.Buffer | bytes) -> None:
         """Let there be a file with this content, instead of what may have been there.
 
-        Raises:
-            StorageError: It could not be written; then there is at most what was there before.
+        If that fails, there is at most what was there before.
         """
         place = f"{self._root}/{path}"
-        try:
+        with self._naming(path, "be written"):
             if self._local:
                 _write_local(place, data)
             elif self._put_is_atomic:
                 self._put(place, data)
             else:
                 self._put_and_rename(place, data)
-        except STORAGE_FAULTS as error:
-            raise refused(self.full(path), "be written", error) from error
 
     def read(self, path: str) -> pa.Buffer:
-        """The content of a file.
-
-        Raises:
-            AbsentError: There is no such file.
-            StorageError: It cannot be read.
-        """
+        """The content of a file; raises `AbsentError` if there is none."""
         place = f"{self._root}/{path}"
-        try:
+        with self._naming(path, "be readable"):
             if self._local:
                 return pa.py_buffer(Path(place).read_bytes())
             with self._filesystem.open_input_file(place) as file:
                 return file.read_buffer()
-        except STORAGE_FAULTS as error:
-            raise refused(self.full(path), "be readable", error) from error
 
     def size(self, path: str) -> int:
         """How many bytes a file has; raises as `read` does."""
         place = f"{self._root}/{path}"
-        try:
+        with self._naming(path, "be readable"):
             if self._local:
                 return Path(place).stat().st_size
             info = self._filesystem.get_file_info(place)
-        except STORAGE_FAULTS as error:
-            raise refused(self.full(path), "be readable", error) from error
         if info.type is fs.FileType.NotFound:
             raise AbsentError(self.full(path), "be there", "nothing")
         return int(info.size or 0)
@@ -171,6 +144,14 @@ class Location:
             if isinstance(named, AbsentError) or (not self._local and not self._is_there(place)):
                 return
             raise named from error
+
+    @contextlib.contextmanager
+    def _naming(self, path: str, must: str) -> Iterator[None]:
+        """Name the file in what the storage refuses."""
+        try:
+            yield
+        except STORAGE_FAULTS as error:
+            raise refused(self.full(path), must, error) from error
 
     def _entries(self, folder: str) -> list[str]:
         place = f"{self._root}/{folder}"
@@ -219,7 +200,7 @@ class Location:
 
 def _write_local(place: str, data: pa.Buffer | bytes) -> None:
     folder = Path(place).parent
-    _make_folders(folder)
+    make_folders(folder)
     temporary = Path(_temporary(place))
     try:
         with temporary.open("xb") as file:
@@ -231,24 +212,20 @@ def _write_local(place: str, data: pa.Buffer | bytes) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(folder)
+    sync(folder)
 
 
-def _make_folders(folder: Path) -> None:
-    missing = list(_missing(folder))
+def make_folders(folder: Path) -> None:
+    """Make a local folder, and the folders above it, so that they survive a loss of power."""
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for made in missing:
-        _sync_folder(made.parent)
+        sync(made.parent)
 
 
-def _missing(folder: Path) -> Iterator[Path]:
-    while not folder.exists() and folder != folder.parent:
-        yield folder
-        folder = folder.parent
-
-
-def _sync_folder(folder: Path) -> None:
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Wait until a file, or the entries of a folder, would survive a loss of power."""
+    number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
     finally:

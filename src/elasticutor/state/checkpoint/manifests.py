@@ -18,13 +18,7 @@ from elasticutor.state.checkpoint.errors import (
     DamagedError,
     LayoutError,
 )
-from elasticutor.state.checkpoint.forms import (
-    ATTEMPTS,
-    INLINE_LAYOUT,
-    LAYOUT,
-    StateFile,
-    StateForm,
-)
+from elasticutor.state.checkpoint.forms import ATTEMPTS, INLINE_LAYOUT, LAYOUT, StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location
 from elasticutor.state.checkpoint.notes import from_json, to_json
 
@@ -81,14 +75,10 @@ class Manifest:
     attempt: Attempt
     run: str
     topology: str
-    predecessor: str
-    """Path of the manifest before it; empty for the first."""
-    forms: Mapping[str, StateForm]
-    """By operator."""
-    sources: Mapping[str, int]
-    """How many tasks each source has."""
-    files: Sequence[StateFile]
-    """Those of each executor from the oldest to the newest."""
+    predecessor: str  # path of the manifest before it; empty for the first
+    forms: Mapping[str, StateForm]  # by operator
+    sources: Mapping[str, int]  # how many tasks each source has
+    files: Sequence[StateFile]  # those of each executor from the oldest to the newest
     notes: Mapping[str, Any] = field(default_factory=dict)
     """Offsets of sources, commit messages of sinks, by participant."""
 
@@ -103,11 +93,7 @@ class Manifest:
         return frozenset(file.path for file in self.files if not file.inline)
 
     def as_bytes(self) -> bytes:
-        """JSON with a checksum of itself, always the same for the same manifest.
-
-        Raises:
-            BadValueError: A note is not plain.
-        """
+        """JSON with a checksum of itself, always the same for the same manifest."""
         body = {
             "epoch": self.epoch,
             "attempt": self.attempt,
@@ -129,13 +115,7 @@ class Manifest:
 
     @classmethod
     def read(cls, location: Location, name: ManifestName) -> Self:
-        """The manifest of this name.
-
-        Raises:
-            DamagedError: It is torn, changed, or not there.
-            LayoutError: It is of another layout.
-            StorageError: It cannot be read.
-        """
+        """The manifest of this name; refuses one that is torn, changed, gone or of other layout."""
         where = location.full(name.path)
         try:
             data = location.read(name.path).to_pybytes()
@@ -163,12 +143,7 @@ class Manifest:
 
 
 def checked(data: bytes, where: str) -> dict[str, Any]:
-    """What is within a file of JSON with a checksum.
-
-    Raises:
-        DamagedError: A byte is not as it was.
-        LayoutError: It is of another layout.
-    """
+    """What is within a file of JSON with a checksum; refuses changed bytes and other layouts."""
     try:
         whole = json.loads(data)
         layout, body = whole["layout"], whole["content"]
@@ -206,12 +181,10 @@ class Listed:
     """An epoch that a checkpoint has a manifest of, whole or damaged."""
 
     name: ManifestName
-    manifest: Manifest | None
-    """None if it cannot be used."""
+    manifest: Manifest | None  # None if it cannot be used
     error: CheckpointError | None
     """Why it cannot; only the manifest was looked at, and none of the files that it lists."""
-    current: bool
-    """Whether it counts: not if a later attempt went on from an earlier epoch."""
+    current: bool  # whether it counts: not if a later attempt went on from an earlier epoch
 
     @property
     def epoch(self) -> Epoch:
@@ -226,17 +199,7 @@ def names_of(location: Location) -> list[ManifestName]:
 
 
 def standing(names: Iterable[ManifestName]) -> list[ManifestName]:
-    """Those that no later attempt has made void, newest epoch first.
-
-    Example:
-        >>> names = [
-        ...     ManifestName(Attempt(1000000001), Epoch(1)),
-        ...     ManifestName(Attempt(1000000001), Epoch(2)),
-        ...     ManifestName(Attempt(2000000000), Epoch(1)),
-        ... ]
-        >>> [(name.epoch, name.attempt) for name in standing(names)]
-        [(1, 2000000000), (1, 1000000001)]
-    """
+    """Those that no later attempt has made void, newest epoch first."""
     every = list(names)
     left = [name for name in every if not any(other.supersedes(name) for other in every)]
     return sorted(left, key=lambda name: (name.epoch, name.attempt), reverse=True)
@@ -258,11 +221,7 @@ def epochs_of(location: Location) -> list[Listed]:
 
 
 def manifest_of(location: Location, epoch: Epoch) -> Manifest | None:
-    """The manifest that counts of an epoch; None for epoch 0 if that has none.
-
-    Raises:
-        DamagedError: There is none, or it is damaged.
-    """
+    """The manifest that counts of an epoch; None for epoch 0 if that has none."""
     name = next((name for name in names_of(location) if name.epoch == epoch), None)
     if name is not None:
         return Manifest.read(location, name)

@@ -30,13 +30,7 @@ def find(
     """The manifest to go on from: of the newest epoch, or of the one asked for.
 
     All of its files have been checked. None stands for the beginning, where there is no state.
-
-    Raises:
-        DamagedError: It, or a file that it lists, is damaged: the message says what else can be
-            gone on from.
-        LayoutError: It is of another layout.
-        MismatchError: There is no such epoch.
-        StorageError: The storage refuses.
+    If it, or a file that it lists, is damaged, the error says what else can be gone on from.
     """
     left = standing(names)
     if epoch is None:
@@ -59,30 +53,22 @@ def find(
 
 
 def newest_below(location: Location, names: Sequence[ManifestName], below: int) -> int | None:
-    """The newest epoch that comes before another; None if there is nothing at all.
-
-    Raises:
-        MismatchError: All that is left comes later.
-    """
+    """The newest epoch that comes before another; None if there is nothing at all."""
     there = [name.epoch for name in standing(names)]
     before = [epoch for epoch in there if epoch < below]
     if there and not before:
-        raise MismatchError(
-            f"checkpoint {location.uri}",
-            f"have an epoch before {below}, which is to come next",
-            Words(f"those of {sorted(set(there))}"),
+        hint = (
             "what drives it has gone further back than is kept here: restore both from the same "
-            "time, or begin both again",
+            "time, or begin both again"
         )
+        must = f"have an epoch before {below}, which is to come next"
+        got = Words(f"those of {sorted(set(there))}")
+        raise MismatchError(f"checkpoint {location.uri}", must, got, hint)
     return before[0] if before else None
 
 
 def require_topology(location: Location, names: Sequence[ManifestName], topology: str) -> None:
-    """Refuse a checkpoint of another owner.
-
-    Raises:
-        MismatchError: It is.
-    """
+    """Refuse a checkpoint of another owner."""
     if not names:
         return
     found = Manifest.read(location, max(names)).topology
@@ -101,10 +87,6 @@ def refuse_other(location: Location, topology: str) -> None:
 
     A manifest that cannot be read may just have been removed by the run that has the checkpoint.
     The check under the claim says what is the matter.
-
-    Raises:
-        MismatchError: It is of another topology.
-        StorageError: The storage refuses.
     """
     with contextlib.suppress(*_BROKEN):
         require_topology(location, names_of(location), topology)

@@ -34,13 +34,7 @@ _EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=UTC)
 def hashes_of(keys: Sequence[Any]) -> Hashes:
     """The hashes of keys, as `elasticutor.core.keys.key_hashes` has them for their columns.
 
-    Args:
-        keys: As operators see them: values of the one column, or tuples of several. All are keys
-            of one operator, so all that are not None are of one type.
-
-    Example:
-        >>> hashes_of(["Oslo", None]).tolist() == key_hashes(pa.array(["Oslo", None])).tolist()
-        True
+    Keys are as operators see them, those of one operator: values of one type, or None.
     """
     return key_hashes(_column(keys))
 
@@ -54,13 +48,7 @@ def reshape(
     epoch: Epoch,
     attempt: Attempt,
 ) -> Iterator[StateFile]:
-    """Rewrite an operator's state in another form, one old executor after another.
-
-    Raises:
-        BadValueError: A state does not fit the new `state_schema`.
-        DamagedError: A file is not as it was written.
-        StorageError: The storage refuses.
-    """
+    """Rewrite an operator's state in another form, one old executor after another."""
     for number, executor in enumerate(old.executor_names):
         table = merged(location, old, [file for file in files if file.executor == executor])
         if not len(table):

@@ -22,10 +22,7 @@ from elasticutor.state.levels import Records
 
 
 class Restorer:
-    """The state of one executor as of one epoch, in memory.
-
-    Several threads may ask it.
-    """
+    """The state of one executor as of one epoch, in memory; several threads may ask it."""
 
     def __init__(self, form: StateForm, epoch: Epoch, table: pa.Table) -> None:
         self.epoch = epoch
@@ -36,14 +33,7 @@ class Restorer:
 
     @classmethod
     def load(cls, location: Location, form: StateForm, executor: str, epoch: Epoch) -> Self:
-        """Read and check everything of the executor that the epoch's manifest lists.
-
-        Raises:
-            DamagedError: The manifest, or a file that it lists, is damaged.
-            LayoutError: One of them is of another layout.
-            MismatchError: The state is kept in another form.
-            StorageError: The storage refuses.
-        """
+        """Read and check everything of the executor that the epoch's manifest lists."""
         form.number_of(executor)
         manifest = manifest_of(location, epoch)
         if manifest is None:

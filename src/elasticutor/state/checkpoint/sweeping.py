@@ -17,12 +17,7 @@ from elasticutor.state.checkpoint.manifests import (
 
 
 class Shelf:
-    """The manifests that are there, and how long they stay.
-
-    Args:
-        location: The checkpoint.
-        keep: How many epochs can be gone back to.
-    """
+    """The manifests that are there, of which `keep` epochs stay."""
 
     def __init__(self, location: Location, keep: int) -> None:
         self._location = location

@@ -14,7 +14,7 @@ its column, and what is in an element's padding is lost.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, time
 from decimal import Decimal
 from operator import itemgetter
@@ -38,34 +38,19 @@ Values = Sequence[bytes | None]
 
 
 class TypedValues:
-    """Turns an operator's states into typed columns and back.
-
-    Example:
-        >>> typed = TypedValues("visits", pa.schema({"n": pa.int64(), "last": pa.string()}))
-        >>> states = [encode((3, "Oslo")), encode({"n": 1, "last": None}), None]
-        >>> values, shapes = typed.columns([encode(1), encode(2), encode(3)], states)
-        >>> values.to_pylist()
-        [{'n': 3, 'last': 'Oslo'}, {'n': 1, 'last': None}, None]
-        >>> [data and decode(data) for data in typed.states(values, shapes)]
-        [(3, 'Oslo'), {'n': 1, 'last': None}, None]
-    """
+    """Turns an operator's states into typed columns and back."""
 
     def __init__(self, operator: str, schema: pa.Schema) -> None:
         self._operator = operator
         self._names = tuple(schema.names)
         self._required = tuple(not field.nullable for field in schema)
         self._kinds = tuple(_storable(field.type) for field in schema)
-        self.type = pa.struct([*map(pa.field, self._names, self._kinds)])
-        """Of the column `value`."""
+        self.type = pa.struct([*map(pa.field, self._names, self._kinds)])  # of the column `value`
         self._bytes_are_bare = len(self._kinds) == 1 and _is_bytes(self._kinds[0])
         self._dtypes = _element_types(self._kinds)
 
     def columns(self, keys: Sequence[bytes], values: Values) -> tuple[pa.Array, pa.Array]:
-        """The columns `value` and `shape`.
-
-        Raises:
-            BadValueError: A state does not fit.
-        """
+        """The columns `value` and `shape`; refuses a state that does not fit."""
         shapes = np.zeros(len(values), np.int8)
         rows: list[tuple[Any, ...]] = []
         elements: list[bytes] = []
@@ -137,8 +122,11 @@ class TypedValues:
         fields = []
         for number, kind in enumerate(self._kinds):
             values = list(map(itemgetter(number), rows))
-            if self._required[number] and any(value is None for value in values):
-                self._require(places, shapes, keys, values, number)
+            if self._required[number]:
+                for value, place in zip(values, places.tolist(), strict=True):
+                    if value is None and shapes[place] not in (_DELETED, _NONE):
+                        must = f"have column {self._names[number]!r} of its state_schema, not null,"
+                        raise self._misfit(keys[place], None, must)
             made = _exact(values, kind)
             if made is None:
                 place = next(i for i, value in enumerate(values) if _exact([value], kind) is None)
@@ -146,19 +134,6 @@ class TypedValues:
                 raise self._misfit(keys[places[place]], values[place], must)
             fields.append(made)
         return fields
-
-    def _require(
-        self,
-        places: npt.NDArray[np.intp],
-        shapes: npt.NDArray[np.int8],
-        keys: Sequence[bytes],
-        values: list[Any],
-        number: int,
-    ) -> None:
-        for value, place in zip(values, places.tolist(), strict=True):
-            if value is None and shapes[place] not in (_DELETED, _NONE):
-                must = f"have column {self._names[number]!r} of its state_schema, not null,"
-                raise self._misfit(keys[place], None, must)
 
     def _fields_of_elements(
         self,
@@ -253,17 +228,20 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _python(column: pa.Array) -> list[Any]:
-    kind = column.type
-    zone = None
-    if pa.types.is_timestamp(kind):
-        zone = kind.tz
-        if kind.unit == "ns":
-            column = column.cast(pa.timestamp("us", zone))
-    elif pa.types.is_duration(kind) and kind.unit == "ns":
-        column = column.cast(pa.duration("us"))
-    values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
-    if zone == "UTC":
+    values = python_of(column)
+    if pa.types.is_timestamp(column.type) and column.type.tz == "UTC":
         return [value and value.replace(tzinfo=UTC) for value in values]
+    return values
+
+
+def python_of(column: pa.Array, *, lossy: bool = False) -> list[Any]:
+    """The values as Python has them, which knows no nanoseconds: refused unless they may go."""
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        column = column.cast(pa.timestamp("us", kind.tz), safe=not lossy)
+    elif pa.types.is_duration(kind) and kind.unit == "ns":
+        column = column.cast(pa.duration("us"), safe=not lossy)
+    values: list[Any] = column.to_pylist(maps_as_pydicts="lossy" if lossy else "strict")
     return values
 
 
@@ -279,12 +257,8 @@ def _storable(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_bytes(kind: pa.DataType) -> bool:
-    tests: list[Callable[[pa.DataType], bool]] = [
-        pa.types.is_binary,
-        pa.types.is_large_binary,
-        pa.types.is_fixed_size_binary,
-    ]
-    return any(test(kind) for test in tests)
+    variable = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return bool(variable or pa.types.is_fixed_size_binary(kind))
 
 
 # Elements of NumPy arrays ------------------------------------------------------------------------

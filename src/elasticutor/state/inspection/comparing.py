@@ -38,16 +38,8 @@ def difference(
 ) -> Difference:
     """Which keys an operator got, lost and changed between two epochs.
 
-    Args:
-        reader: Of the checkpoint.
-        operator: Whose keys.
-        before: The earlier epoch; the one before `after` by default.
-        after: The later epoch; the newest by default.
-        unpickle: As in `StateReader.show`.
-
-    Raises:
-        BadValueError: There is no such operator.
-        CheckpointError: The checkpoint, or one of the epochs, cannot be read.
+    By default `after` is the newest epoch, and `before` the one before it; `unpickle` is as in
+    `StateReader.show`.
     """
 
     def compare(new: Manifest) -> Difference:
@@ -83,20 +75,16 @@ class _Side:
         self, location: Location, manifest: Manifest, form: StateForm, owners: Sequence[int]
     ) -> None:
         self._form = form
-        self._tables: list[tuple[int, pa.Table]] = []
-        self._places: dict[bytes, tuple[int, int]] = {}
-        self.values: dict[bytes, bytes | None] = {}
-        """By key, both as the codec has them."""
+        self._rows: dict[bytes, tuple[int, pa.Table, int]] = {}
+        self.values: dict[bytes, bytes | None] = {}  # by key, both as the codec has them
         for owner in owners:
             table = merged(location, form, files_of(manifest, form.executor_names[owner]))
             keys, values = rows_of(form, table)
-            self._places |= {key: (len(self._tables), row) for row, key in enumerate(keys)}
-            self._tables.append((owner, table))
+            self._rows |= {key: (owner, table, row) for row, key in enumerate(keys)}
             self.values |= zip(keys, values, strict=True)
 
     def entry(self, key: bytes, unpickle: bool) -> Entry:
-        place, row = self._places[key]
-        owner, table = self._tables[place]
+        owner, table, row = self._rows[key]
         (entry,) = entries_of(self._form, owner, table.slice(row, 1), unpickle=unpickle)
         return entry
 

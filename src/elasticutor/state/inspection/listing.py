@@ -29,13 +29,10 @@ class OperatorKept:
     """How much state of an operator an epoch has."""
 
     form: StateForm
-    rows: int
-    """In all of its files: of a key that changed several times, several."""
-    keys: int | None
-    """None if that takes reading the files."""
+    rows: int  # in all of its files: of a key that changed several times, several
+    keys: int | None  # None if that takes reading the files
     files: int
-    size: int
-    """Bytes."""
+    size: int  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +41,14 @@ class EpochKept:
 
     epoch: Epoch
     attempt: Attempt
-    current: bool
-    """Whether it can be gone back to; not if it is void: a later run began before it."""
-    written: datetime | None
-    """By the file's time; None if the storage has none."""
-    error: CheckpointError | None
-    """What is the matter with its manifest; then the rest is empty."""
+    current: bool  # whether it can be gone back to; not if it is void: a later run began before it
+    written: datetime | None  # by the file's time; None if the storage has none
+    error: CheckpointError | None  # what is the matter with its manifest; then the rest is empty
     run: str = ""
     topology: str = ""
     operators: tuple[OperatorKept, ...] = ()
-    sources: Mapping[str, Any] | None = None
-    """Offsets, by source task."""
-    sinks: Mapping[str, Any] | None = None
-    """What sinks have noted, by name."""
+    sources: Mapping[str, Any] | None = None  # offsets, by source task
+    sinks: Mapping[str, Any] | None = None  # what sinks have noted, by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +57,9 @@ class Claimed:
 
     number: int
     liveness: Liveness
-    holder: Holder | None
-    """None if the claim cannot be read."""
+    holder: Holder | None  # None if the claim cannot be read
     lease_s: float
-    renewed: datetime | None
-    """By the file's time; None if the storage has none."""
+    renewed: datetime | None  # by the file's time; None if the storage has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +67,7 @@ class Fault:
     """Something that is not as it was written."""
 
     path: str
-    epochs: tuple[Epoch, ...]
-    """Those that cannot be gone back to because of it."""
+    epochs: tuple[Epoch, ...]  # those that cannot be gone back to because of it
     error: CheckpointError
 
 
@@ -88,18 +77,12 @@ class Checked:
 
     epochs: int = 0
     files: int = 0
-    size: int = 0
-    """Bytes of the files."""
+    size: int = 0  # bytes of the files
     faults: tuple[Fault, ...] = ()
 
 
 def epochs_kept(reader: StateReader) -> list[EpochKept]:
-    """All epochs that there are manifests of, newest first.
-
-    Raises:
-        MismatchError: There are none.
-        StorageError: The storage refuses.
-    """
+    """All epochs that there are manifests of, newest first; refuses a place without any."""
     return [_kept(reader.location, listed) for listed in _listed(reader)]
 
 
@@ -121,13 +104,7 @@ def check_files(
 ) -> Checked:
     """Read every file of every epoch that can be gone back to, and compare it with its checksum.
 
-    Args:
-        reader: Of the checkpoint.
-        progress: Called with what was found so far, and how many files there are.
-
-    Raises:
-        MismatchError: There is no checkpoint.
-        StorageError: The folder cannot be listed.
+    `progress` is called with what was found so far, and how many files there are.
     """
     location = reader.location
     listed = [one for one in _listed(reader) if one.current]
@@ -159,9 +136,8 @@ def check_files(
             left = _still_there(location, listers[file.path]) if error else ()
             if error and left:
                 faults.append(Fault(file.path, left, error))
-            result = Checked(
-                result.epochs, result.files + 1, result.size + file.size, tuple(faults)
-            )
+            files_read, size = result.files + 1, result.size + file.size
+            result = Checked(result.epochs, files_read, size, tuple(faults))
             progress(result, len(files))
     finally:
         stopped.set()

@@ -25,6 +25,7 @@ from elasticutor.state.checkpoint.errors import (
     DamagedError,
     MismatchError,
 )
+from elasticutor.state.checkpoint.fitting import DICTIONARY, key_in_words
 from elasticutor.state.checkpoint.forms import StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location
 from elasticutor.state.checkpoint.manifests import (
@@ -36,6 +37,7 @@ from elasticutor.state.checkpoint.manifests import (
 )
 from elasticutor.state.checkpoint.reshaping import hashes_of
 from elasticutor.state.checkpoint.restoring import merged
+from elasticutor.state.checkpoint.typed import python_of
 from elasticutor.state.codec import decode, encode_key
 
 _SOME: Final = 5
@@ -44,7 +46,6 @@ _PICKLED, _TUPLE, _SPAN = b"*(p"
 _ZONED: Final = re.compile(r"timestamp\[(?P<unit>\w+), tz=(?P<zone>.+)\]")
 _DECIMAL: Final = re.compile(r"(?P<kind>decimal\d+)\((?P<digits>\d+), (?P<scale>-?\d+)\)")
 _FIXED: Final = re.compile(r"fixed_size_binary\[(?P<width>\d+)\]")
-_ENCODED: Final = re.compile(r"dictionary<values=(?P<values>.*), indices=.*>")
 
 T = TypeVar("T")
 """What is read."""
@@ -52,16 +53,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Pickled:
-    """A state that is pickled, and was not unpickled: that would run code.
-
-    Example:
-        >>> Pickled(123)
-        <pickled, 123 bytes>
-    """
+    """A state that is pickled, and was not unpickled: that would run code."""
 
     size: int
-    fault: str = ""
-    """Why it could not be unpickled, if that was tried."""
+    fault: str = ""  # why it could not be unpickled, if that was tried
 
     def __repr__(self) -> str:
         return f"<pickled, {self.size} bytes{': ' if self.fault else ''}{self.fault}>"
@@ -85,35 +80,17 @@ class Shown:
     epoch: Epoch
     form: StateForm
     entries: tuple[Entry, ...]
-    more: bool
-    """Whether there are others."""
+    more: bool  # whether there are others
 
 
 def key_of(data: bytes) -> Any:
-    """A key as the operator sees it, without ever running code.
-
-    Raises:
-        BadValueError: Something in it is pickled, which no key of ours is.
-
-    Example:
-        >>> key_of(encode_key(("Oslo", 7)))
-        ('Oslo', 7)
-        >>> key_of(b"(" + (4).to_bytes(4, "big") + b"*abc")
-        Traceback (most recent call last):
-        elasticutor.errors.BadValueError: key in a checkpoint must not be pickled; got b'*abc'
-    """
+    """A key as the operator sees it, without ever running code: refuses anything pickled in it."""
     _require_no_pickle(data)
     return decode(data)
 
 
 def value_of(data: bytes, *, unpickle: bool = False) -> Any:
-    """A state that is kept as the codec has it; pickled ones only on request, for it runs code.
-
-    Example:
-        >>> from elasticutor.state.codec import encode
-        >>> value_of(encode(3)), value_of(encode([3])), value_of(encode([3]), unpickle=True)
-        (3, <pickled, 18 bytes>, [3])
-    """
+    """A state that is kept as the codec has it; pickled ones only on request, for it runs code."""
     tag = data[0] if data else None
     if tag in _SCALARS:
         return decode(data)
@@ -126,12 +103,7 @@ def value_of(data: bytes, *, unpickle: bool = False) -> Any:
 
 
 def type_of(text: str) -> pa.DataType | None:
-    """The Arrow type of a key's column, given as text; None if it is a nested or unknown one.
-
-    Example:
-        >>> print(type_of("timestamp[us, tz=UTC]"), type_of("struct<a: int8>"))
-        timestamp[us, tz=UTC] None
-    """
+    """The Arrow type of a key's column, given as text; None if it is a nested or unknown one."""
     if found := _ZONED.fullmatch(text):
         return pa.timestamp(found["unit"], found["zone"])
     if found := _DECIMAL.fullmatch(text):
@@ -140,7 +112,7 @@ def type_of(text: str) -> pa.DataType | None:
         return made
     if found := _FIXED.fullmatch(text):
         return pa.binary(int(found["width"]))
-    if found := _ENCODED.fullmatch(text):
+    if found := DICTIONARY.fullmatch(text):
         return type_of(found["values"])
     try:
         return pa.type_for_alias(text)
@@ -149,32 +121,7 @@ def type_of(text: str) -> pa.DataType | None:
 
 
 class StateReader:
-    """Reads a checkpoint, and neither claims nor changes it.
-
-    Example:
-        >>> import tempfile
-        >>> from elasticutor.core.protocol.ids import Attempt, ShardId
-        >>> from elasticutor.state.checkpoint import Checkpoint, write_increment
-        >>> from elasticutor.state.codec import encode
-        >>> from elasticutor.state.levels import Record
-        >>> where = tempfile.mkdtemp()
-        >>> form = StateForm("counts", executors=1, shards=1, key=(("city", "string"),))
-        >>> checkpoint = Checkpoint.open(
-        ...     where, run="monday", topology="demo", forms=[form], sources={"clicks": 1}
-        ... )
-        >>> attempt = Attempt(checkpoint.first_attempt + 1)
-        >>> changes = {ShardId(0): [Record(encode_key("Oslo"), Epoch(1), encode(3))]}
-        >>> file = write_increment(
-        ...     checkpoint.location, form, "counts.0", "node-0", attempt, Epoch(1), changes
-        ... )
-        >>> checkpoint.commit(Epoch(1), attempt, [file], {"clicks.0": 17})
-        >>> reader = StateReader(where)
-        >>> reader.show("counts").entries
-        (Entry(executor=0, shard=0, key='Oslo', value=3),)
-        >>> reader.find("counts", ["Bern", "Oslo"]).entries
-        (Entry(executor=0, shard=0, key='Oslo', value=3),)
-        >>> checkpoint.release()
-    """
+    """Reads a checkpoint, and neither claims nor changes it."""
 
     def __init__(self, uri: str | os.PathLike[str]) -> None:
         self.location = Location.at(uri)
@@ -185,12 +132,7 @@ class StateReader:
         return f"checkpoint {self.location.uri}"
 
     def names(self) -> list[ManifestName]:
-        """Of all manifests.
-
-        Raises:
-            MismatchError: There are none.
-            StorageError: The storage refuses.
-        """
+        """Of all manifests; refuses a place without any."""
         names = names_of(self.location)
         if not names:
             raise self._nothing()
@@ -199,11 +141,7 @@ class StateReader:
     def manifest(self, epoch: int | None = None) -> Manifest:
         """The manifest that counts of an epoch, the newest by default.
 
-        Raises:
-            DamagedError: It is damaged; the message says which other epochs there are.
-            LayoutError: It is of another layout.
-            MismatchError: There is no checkpoint, or no such epoch.
-            StorageError: The storage refuses.
+        If it is damaged or there is no such epoch, the error says which others there are.
         """
         try:
             return Manifest.read(self.location, self._named(epoch))
@@ -214,13 +152,7 @@ class StateReader:
         return Manifest.read(self.location, self._named(epoch))
 
     def steadily(self, epoch: int | None, read: Callable[[Manifest], T]) -> T:
-        """Read something by a manifest, and once more by the newest one if a file has vanished.
-
-        Raises:
-            DamagedError: A file is damaged, or gone although it is still listed.
-            MismatchError: There is no such epoch, or no more.
-            StorageError: The storage refuses.
-        """
+        """Read something by a manifest, and once more by the newest one if a file has vanished."""
         manifest = self.manifest(epoch)
         try:
             return read(manifest)
@@ -239,11 +171,7 @@ class StateReader:
             raise DamagedError(error.who, error.must, error.got, hint) from error
 
     def form(self, manifest: Manifest, operator: str) -> StateForm:
-        """How the operator's state is kept.
-
-        Raises:
-            BadValueError: There is no such operator; the message says which there are.
-        """
+        """How the operator's state is kept; if it has none, the error says which operators have."""
         form = manifest.forms.get(operator)
         if form is None:
             must = f"be one of those in {self.name}: {', '.join(sorted(manifest.forms)) or 'none'}"
@@ -258,18 +186,10 @@ class StateReader:
         limit: int | None = None,
         unpickle: bool = False,
     ) -> Shown:
-        """Keys and their states, by executor and shard.
+        """Keys and their states, by executor and shard; of the newest epoch by default.
 
-        Args:
-            operator: Whose.
-            epoch: As of which epoch; the newest by default.
-            limit: How many at most; all by default.
-            unpickle: Whether to unpickle what is pickled. That runs code which is in the
-                checkpoint: do it only if you trust all who can write there.
-
-        Raises:
-            BadValueError: There is no such operator.
-            CheckpointError: The checkpoint, or the epoch, cannot be read.
+        Pickled states are only unpickled on request. That runs code which is in the checkpoint: do
+        it only if you trust all who can write there.
         """
 
         def read(manifest: Manifest) -> Shown:
@@ -296,12 +216,7 @@ class StateReader:
         epoch: int | None = None,
         unpickle: bool = False,
     ) -> Shown:
-        """The state of the first of some keys that has one; other executors are not read.
-
-        Raises:
-            BadValueError: There is no such operator, or none of the keys has state.
-            CheckpointError: The checkpoint, or the epoch, cannot be read.
-        """
+        """The state of the first of some keys that has one; other executors are not read."""
 
         def read(manifest: Manifest) -> Shown:
             form = self.form(manifest, operator)
@@ -324,11 +239,7 @@ class StateReader:
         return self.steadily(epoch, read)
 
     def before(self, epoch: int) -> Epoch:
-        """The epoch before this one that can be gone back to.
-
-        Raises:
-            MismatchError: There is none.
-        """
+        """The epoch before this one that can be gone back to."""
         there = sorted({name.epoch for name in standing(self.names())})
         earlier = [other for other in there if other < epoch]
         if not earlier:
@@ -377,9 +288,12 @@ class StateReader:
             some += map(key_of, table["key"].slice(0, _SOME - len(some)).to_pylist())
             if len(some) >= _SOME:
                 break
-        by = ", ".join(f"{name} {kind}" for name, kind in form.key)
         must = f"be one that operator {form.operator!r} has state of in epoch {manifest.epoch}"
-        hint = f"keys are by {by}, such as {', '.join(map(repr, some))}" if some else "it has none"
+        hint = (
+            f"keys are by {key_in_words(form)}, such as {', '.join(map(repr, some))}"
+            if some
+            else "it has none"
+        )
         return BadValueError("key", must, keys[0] if keys else None, hint)
 
 
@@ -409,22 +323,12 @@ def has_vanished(error: CheckpointError) -> bool:
 def _typed(column: pa.ChunkedArray) -> list[Any]:
     """Values of typed columns: the one, or a dictionary of all; None where the state is None."""
     fields = [field.name for field in column.type]
-    parts = [_python(part) for part in column.combine_chunks().flatten()]
+    parts = [python_of(part, lossy=True) for part in column.combine_chunks().flatten()]
     if len(parts) == 1:
         return parts[0]
     there = column.is_valid().to_pylist()
     rows = zip(there, *parts, strict=True)
     return [dict(zip(fields, row, strict=True)) if is_one else None for is_one, *row in rows]
-
-
-def _python(column: pa.Array) -> list[Any]:
-    kind = column.type
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":  # Python has no nanoseconds
-        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
-    elif pa.types.is_duration(kind) and kind.unit == "ns":
-        column = column.cast(pa.duration("us"), safe=False)
-    values: list[Any] = column.to_pylist(maps_as_pydicts="lossy")
-    return values
 
 
 def _owner(form: StateForm, key: Any) -> int:
