@@ -21,7 +21,7 @@ from elasticutor.core.paradigm import ParadigmName
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.lab.bench import latency as latency_bench
 from elasticutor.lab.bench import live
-from elasticutor.lab.bench.figures import Spread, ratios
+from elasticutor.lab.bench.figures import percentiles, ratios
 from elasticutor.lab.bench.latency import LatencyBench, LatencyFigures
 from elasticutor.lab.bench.live import Bench, BenchError
 from elasticutor.lab.bench.load import shift as shift_bench
@@ -30,6 +30,7 @@ from elasticutor.lab.bench.load.emulated import ElasticRun
 from elasticutor.lab.bench.operators import CountAndSum
 from elasticutor.lab.bench.peer import beside as peer_bench
 from elasticutor.lab.bench.peer.beside import PeerRun, PeerSetting, PeerWork
+from elasticutor.lab.bench.record import Latency
 from elasticutor.lab.bench.throughput import ThroughputBench
 from elasticutor.operator import Operator
 from elasticutor.sources import Generator
@@ -100,8 +101,10 @@ def test_latency_is_paired_with_the_peers_best_setting_round_by_round(
     assert order[tried:] == ["ours 0", "theirs 0", "theirs 1", "ours 1", "ours 2", "theirs 2"]
     assert result.beside is not None
     assert result.beside.setting == PeerSetting(2, 10, checkpoint=True)
-    ratio = Spread.of(ratios(result.beside.ours["p50_ms"], result.beside.theirs["p50_ms"]))
-    assert (ratio.low, ratio.median, ratio.high) == pytest.approx((0.6, 1.0, 1.4), abs=0.01)
+    found = ratios(result.beside.ours["p50_ms"], result.beside.theirs["p50_ms"])
+    spread = percentiles("ratio", found)
+    expected = {"ratio": 1.0, "ratio_p10": 0.6, "ratio_p90": 1.4}
+    assert spread == pytest.approx(expected, abs=0.01)
     told = json.loads(json.dumps(setting.as_dict(result, bench)))
     assert told["beside"]["theirs_p50_ms"] == pytest.approx(2.0)
     assert told["beside"]["rounds"]["ours"]["p99_ms"] == [1.0, 2.0, 3.0]
@@ -136,19 +139,13 @@ def test_shifting_load_is_compared_with_static_and_with_the_peer(
         cluster: BaseCluster, setting: ElasticBench, paradigm: ParadigmName, seed: int
     ) -> ElasticRun:
         ms = 1.0 if paradigm == "elastic" else 4.0
-        return ElasticRun(
-            paradigm=paradigm,
-            seed=seed,
-            latency_p50_ms=ms,
-            latency_p99_ms=2 * ms,
-            worst_second_p50_ms=3 * ms,
-            worst_second_p99_ms=4 * ms,
-        )
+        latency = Latency(0.0, ms, 0.0, 2 * ms, 0.0, 3 * ms, 4 * ms)
+        return ElasticRun(paradigm=paradigm, seed=seed, latency=latency)
 
     monkeypatch.setattr(shift_bench, "run_once", run)
     monkeypatch.setattr(peer_bench, "run_peer", recorded)
     setting = ElasticBench(load=0.5, omega=12, seconds=3, warm_up=1)
-    result = shift_bench.measure_shift(Bench(), setting, repeat=2, with_peer=True)
+    result = shift_bench.measure_shift(Bench(), setting, 2, with_peer=True)
     told = json.loads(json.dumps(result.as_dict()))
     assert list(result.sides) == ["elastic", "static", "bytewax"]
     assert told["elastic"]["worst_second_p99_ms"] == 4.0
@@ -201,7 +198,7 @@ def test_what_all_processes_of_a_peer_noted_is_put_together_by_arrival(
     assert run.arrived_s.tolist() == [1.0, 1.0, 2.0, 2.0]
     assert run.due_s.tolist() == [0.5, 0.75, 0.5, 0.75]
     assert run.rows_s == 2.0
-    assert run.percentile_ms(0, 0.0, 1.0) == 250.0
+    assert run.latency(0.0, 1.0).p50_ms == 875.0
 
 
 def test_a_process_that_fails_ends_the_others_and_its_words_are_told(

@@ -30,7 +30,7 @@ from elasticutor.lab.bench.live import Bench, BenchError
 from elasticutor.lab.bench.operators import Count, CountBatches
 from elasticutor.lab.bench.structured import bench as structured
 from elasticutor.lab.bench.structured import stage as spark_stage
-from elasticutor.lab.bench.structured.bench import StructuredBench, StructuredPart
+from elasticutor.lab.bench.structured.bench import StructuredBench
 from elasticutor.lab.bench.structured.data import FILES, Files, write_files
 from elasticutor.lab.bench.structured.figures import (
     RIVALS,
@@ -41,7 +41,7 @@ from elasticutor.lab.bench.structured.figures import (
     TimedBatch,
     Uniform,
 )
-from elasticutor.lab.bench.structured.stage import MeasuredStage, _require_batches, require_packages
+from elasticutor.lab.bench.structured.stage import _require_batches, require_packages
 from elasticutor.lab.bench.work import Burn, Burning
 from elasticutor.operator import Operator, kind_of
 from elasticutor.sources import Generator
@@ -63,6 +63,8 @@ class StandIn:
     """Queries that say how long they would have taken, and who asked for what in which order."""
 
     def __init__(self) -> None:
+        self.folder = Path()
+        self.bench = Bench()
         self.asked: list[tuple[str, int, float, bool]] = []
         self.work: dict[str, Any] = {}
         self.clusters = 0
@@ -95,7 +97,8 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     standing = StandIn()
 
     @contextmanager
-    def stand_in(setting: StructuredBench, folder: Path) -> Iterator[MeasuredStage]:
+    def stand_in(setting: StructuredBench, folder: Path, bench: Bench) -> Iterator[StandIn]:
+        standing.folder, standing.bench = folder, bench
         yield standing
 
     monkeypatch.setattr(structured, "spark_stage", stand_in)
@@ -448,11 +451,11 @@ def test_what_fails_aside_fails_here() -> None:
 
 
 def test_the_figures_can_be_had_without_the_command(tmp_path: Path) -> None:
-    stage = StandIn()
-    part = StructuredPart.COUNT
-    setting = StructuredBench(part=part, rows=100, batch_rows=50, keys=5, repeat=2)
     told: list[str] = []
-    result = setting.on(stage, tmp_path, Bench(told.append))
+    stage: Any = StandIn()
+    stage.folder, stage.bench = tmp_path, Bench(told.append)
+    setting = StructuredBench(part="count", rows=100, batch_rows=50, keys=5, repeat=2)
+    result = setting.on(stage)
     assert result.count is not None
     assert (result.skewed, result.uniform) == (None, None)
     assert result.as_dict()["count"]["elastic"]["rows"] == [100, 100]

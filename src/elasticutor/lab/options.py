@@ -1,11 +1,4 @@
-"""Options of a command, declared once: a dataclass that `lab.cli.declared` makes the command of.
-
-Example:
-    >>> class Nap(Options):
-    ...     ms: float = option(1.0, "How long to sleep.", min=0, key="ms")
-    >>> Nap(ms=2).given()
-    {'ms': 2}
-"""
+"""Options of a command, declared once: a dataclass that `lab.cli.declared` makes the command of."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ from elasticutor.lab.bench.live import BadOptionError, Bench
 from elasticutor.lab.options import Options
 
 Value = TypeVar("Value")
-"""What the text of an option stands for."""
 
 
 class Benchmark(Options, ABC):
@@ -39,11 +38,7 @@ class Benchmark(Options, ABC):
     """What JSON has of the machine."""
 
     def check(self) -> None:
-        """Refuse options that do not go together, before anything starts.
-
-        Raises:
-            BadOptionError: Some do not.
-        """
+        """Refuse options that do not go together (`BadOptionError`), before anything starts."""
 
     @abstractmethod
     def measure(self, bench: Bench) -> Figures:
@@ -61,17 +56,7 @@ class Benchmark(Options, ABC):
 
 
 def read_option(name: str, given: str, read: Callable[[str], Value], like: str) -> Value:
-    """Read the text of an option.
-
-    Args:
-        name: Of the option, as in `--name`.
-        given: The text.
-        read: Raises `ValueError` for what it cannot read.
-        like: What the text should have been.
-
-    Raises:
-        BadOptionError: It cannot be read.
-    """
+    """Read the text of an option, which should be `like` this; else it is a `BadOptionError`."""
     try:
         return read(given)
     except ValueError:
@@ -80,8 +65,5 @@ def read_option(name: str, given: str, read: Callable[[str], Value], like: str) 
 
 def read_numbers(name: str, given: str) -> list[float]:
     """Numbers with commas between them."""
-
-    def numbers(text: str) -> list[float]:
-        return [float(part) for part in text.split(",")]
-
-    return read_option(name, given, numbers, "numbers with commas between them")
+    like = "numbers with commas between them"
+    return read_option(name, given, lambda text: [*map(float, text.split(","))], like)

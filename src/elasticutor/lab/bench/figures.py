@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias, dataclass_transform
 
 import numpy as np
-import numpy.typing as npt
 
 Samples: TypeAlias = list[float]
 """Repeated measurements of one figure."""
@@ -40,40 +39,15 @@ _ARROWS = {"": "", "lower": " ↓", "higher": " ↑"}
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Where repeated measurements lie."""
-
-    median: float
-    low: float
-    """Tenth percentile."""
-    high: float
-    """Ninetieth percentile."""
-
-    @classmethod
-    def of(cls, measured: npt.ArrayLike) -> Spread:
-        """The spread of some measurements.
-
-        Example:
-            >>> Spread.of([1.0, 2.0, 3.0])
-            Spread(median=2.0, low=1.2, high=2.8)
-        """
-        low, median, high = np.percentile(np.asarray(measured, dtype=float), (10, 50, 90))
-        return cls(round(float(median), 3), round(float(low), 3), round(float(high), 3))
-
-
-@dataclass(frozen=True, slots=True)
 class _Declared:
-    """How a field is shown."""
+    """How a field is shown; see `figure`."""
 
-    label: str = ""
-    """In tables; empty: in JSON alone."""
-    form: str = ""
-    key: str | None = None
-    """In JSON, if not the field's name."""
-    digits: int | None = None
-    shows: Mapping[str, int] | None = None
-    """Of samples: which percentiles."""
-    omit_none: bool = False
+    label: str
+    form: str
+    key: str | None
+    digits: int | None
+    shows: Mapping[str, int] | None
+    omit_none: bool
 
     def cells(self, value: Any) -> tuple[str, str]:
         """A value, and for samples the other percentiles, as they are written in a table."""
@@ -89,6 +63,7 @@ def figure(
     key: str | None = None,
     digits: int | None = None,
     better: Better = "",
+    shows: Mapping[str, int] | None = None,
     omit_none: bool = False,
     **default: Any,
 ) -> Any:
@@ -100,10 +75,11 @@ def figure(
         key: In JSON, if not the field's name; empty: it is in tables alone.
         digits: To round to, in JSON.
         better: Which way is better; an arrow beside the label.
+        shows: Of samples: which percentiles.
         omit_none: Leave it out of JSON if it is None.
         default: Of the field: `default` or `default_factory`.
     """
-    declared = _Declared(label + _ARROWS[better], form, key, digits, None, omit_none)
+    declared = _Declared(label + _ARROWS[better], form, key, digits, shows, omit_none)
     return dataclasses.field(metadata={"figure": declared}, **default)
 
 
@@ -111,14 +87,12 @@ def samples(
     label: str = "",
     form: str = "",
     *,
-    key: str | None = None,
     digits: int | None = 3,
-    better: Better = "",
     shows: Mapping[str, int] = SPREAD,
+    **more: Any,
 ) -> Any:
-    """Declare a field of repeated measurements, empty to begin with; `shows`: which percentiles."""
-    declared = _Declared(label + _ARROWS[better], form, key, digits, shows)
-    return dataclasses.field(default_factory=list, metadata={"figure": declared})
+    """Declare a field of repeated measurements, empty to begin with; the rest as for `figure`."""
+    return figure(label, form, digits=digits, shows=shows, default_factory=list, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +133,6 @@ class Figures:
             else:
                 found[key] = _as_json(value, declared.digits)
         return found
-
-    def spread(self, name: str) -> Spread:
-        """The spread of a field of samples."""
-        return Spread.of(getattr(self, name))
 
     def heading(self) -> str:
         """What its row is called in a table of several."""
@@ -214,11 +184,7 @@ class Figures:
 
 def grid(title: str, head: str, rows: Mapping[str, Figures] | Sequence[Figures]) -> Table:
     """A table with a row for each of several figures of one kind, and a column for each figure."""
-    named = (
-        list(rows.items())
-        if isinstance(rows, Mapping)
-        else [(figures.heading(), figures) for figures in rows]
-    )
+    named = rows.items() if isinstance(rows, Mapping) else [(one.heading(), one) for one in rows]
     lines = [(name, [*figures.cells()]) for name, figures in named]
     columns = [label for label, _ in lines[0][1]] if lines else []
     return Table(title, (head, *columns), [(name, *(c for _, c in cells)) for name, cells in lines])
@@ -238,35 +204,25 @@ def cells(
 def percentiles(
     key: str, measured: Sequence[float], shows: Mapping[str, int] = SPREAD, digits: int | None = 3
 ) -> dict[str, float | None]:
-    """Some percentiles of samples under their names, for `--json`; None of no samples.
-
-    Example:
-        >>> percentiles("p50_ms", [1.0, 2.0, 3.0])
-        {'p50_ms': 2.0, 'p50_ms_p10': 1.2, 'p50_ms_p90': 2.8}
-    """
+    """Some percentiles of samples under their names, for `--json`; None of no samples."""
     if not len(measured):
         return dict.fromkeys((key + end for end in shows), None)
     found = np.percentile(np.asarray(measured, float), list(shows.values()))
     return {key + end: round(float(one), digits) for end, one in zip(shows, found, strict=True)}
 
 
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Samples:
-    """One figure over another, by pairs of the same round.
+def median(measured: Sequence[float], digits: int = 3) -> float:
+    """The median of samples, rounded."""
+    return round(float(np.median(measured)), digits)
 
-    Example:
-        >>> ratios([2.0, 3.0], [4.0, 3.0])
-        [0.5, 1.0]
-    """
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Samples:
+    """One figure over another, by pairs of the same round."""
     return [one / max(other, 1e-9) for one, other in zip(ours, theirs, strict=True)]
 
 
 def with_interval(measured: Sequence[float]) -> tuple[float, float, float]:
-    """The median of some ratios, and where it lies with 95 % by resampling them.
-
-    Example:
-        >>> with_interval([0.9, 1.0, 1.1])
-        (1.0, 0.9, 1.1)
-    """
+    """The median of some ratios, and where it lies with 95 % by resampling them."""
     found = np.array(measured, dtype=float)
     drawn = np.random.default_rng(0).choice(found, (2000, len(found)))
     low, high = np.percentile(np.median(drawn, axis=1), (2.5, 97.5))

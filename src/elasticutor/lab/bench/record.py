@@ -7,7 +7,8 @@ one machine, which also share a clock. What they note costs a microsecond per ba
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 
 from elasticutor.errors import BadValueError
 from elasticutor.sinks import Sink, Writer
-from elasticutor.sources import Offer, Reader, Source
+from elasticutor.sources import Generator, Offer, Reader, Source
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
@@ -30,11 +31,11 @@ class Recording:
 
     began: float
     """When the source was first asked for tuples, in seconds since 1970: its schedule's start."""
-    arrivals: npt.NDArray[np.float64]
+    arrivals: Floats
     """When each batch was with the sink, in seconds after that."""
     rows: npt.NDArray[np.int64]
     """How many rows each had."""
-    due_s: npt.NDArray[np.float64]
+    due_s: Floats
     """When each row was due, in seconds after the beginning; empty if the rows do not say."""
 
     @classmethod
@@ -56,7 +57,7 @@ class Recording:
         return int(self.rows.sum())
 
     @property
-    def arrived_s(self) -> npt.NDArray[np.float64]:
+    def arrived_s(self) -> Floats:
         """When each row was with the sink, in seconds after the beginning."""
         return np.repeat(self.arrivals, self.rows)
 
@@ -71,21 +72,17 @@ class Latency:
 
     mean_ms: float
     p50_ms: float
+    p90_ms: float
     p99_ms: float
-    worst_p50_ms: float
+    p999_ms: float
+    worst_second_p50_ms: float
     """The median of the second, counted by due times, with the largest one."""
-    worst_p99_ms: float
+    worst_second_p99_ms: float
     """The same with the 99th percentile."""
 
     @classmethod
     def of(cls, due_s: Floats, arrived_s: Floats, start_s: float, end_s: float) -> Latency:
-        """Of the rows that were due between two times.
-
-        Example:
-            >>> due = np.array([0.0, 1.2, 1.4, 2.1])
-            >>> Latency.of(due, due + np.array([9.0, 0.001, 0.003, 0.05]), 1.0, 3.0).worst_p50_ms
-            50.0
-        """
+        """Of the rows that were due between two times."""
         inside = (due_s >= start_s) & (due_s < end_s)
         if not inside.any():
             raise BadValueError("rows", f"be due between {start_s:g} and {end_s:g} s", 0)
@@ -95,7 +92,7 @@ class Latency:
         seconds = [second for second in np.split(late_ms[order], edges) if len(second)]
         figures = (
             late_ms.mean(),
-            *np.percentile(late_ms, (50, 99)),
+            *np.percentile(late_ms, (50, 90, 99, 99.9)),
             max(np.percentile(second, 50) for second in seconds),
             max(np.percentile(second, 99) for second in seconds),
         )
@@ -103,15 +100,11 @@ class Latency:
 
 
 class NotingSource(Source):
-    """Another source, with a note of when it was first asked.
+    """Another source, read by one task, with a note in a folder of when it was first asked.
 
-    Args:
-        source: The source; read by one task.
-        folder: Where to note it.
-        tick_s: Offer what has fallen due only this often; 0: as it falls due. At some thousand rows
-            a second a message for each would keep a small machine busy by itself. Latency still
-            counts from when a row was due.
-        most_rows: Most rows to offer at once; 0: as many as are wanted.
+    With a `tick_s`, what has fallen due is offered only this often: at some thousand rows a second
+    a message for each would keep a small machine busy by itself. Latency still counts from when a
+    row was due. `most_rows` limits what is offered at once.
     """
 
     def __init__(
@@ -121,16 +114,13 @@ class NotingSource(Source):
             raise BadValueError("tick_s", "be at least 0", tick_s)
         self.schema = source.schema
         self._source = source
-        self._folder = folder
-        self._tick_s = tick_s
-        self._most_rows = most_rows
+        self._how = folder, tick_s, most_rows
 
     def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
         """The other source's reader, watched."""
         if tasks != 1:
             raise BadValueError("tasks of a NotingSource", "be 1", tasks)
-        reader = self._source.open(task, tasks, offset)
-        return _NotingReader(reader, self._folder, self._tick_s, self._most_rows)
+        return _NotingReader(self._source.open(task, tasks, offset), *self._how)
 
 
 class WrappedReader(Reader):
@@ -138,6 +128,11 @@ class WrappedReader(Reader):
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
+
+    @property
+    def rate(self) -> float | None:  # type: ignore[override]
+        """As the other."""
+        return self._reader.rate
 
     @property
     def exhausted(self) -> bool:  # type: ignore[override]
@@ -161,7 +156,6 @@ class WrappedReader(Reader):
 class _NotingReader(WrappedReader):
     def __init__(self, reader: Reader, folder: Path, tick_s: float, most_rows: int) -> None:
         super().__init__(reader)
-        self.rate = reader.rate
         self._most_rows = most_rows
         self._folder = folder
         self._tick_s = tick_s
@@ -188,6 +182,37 @@ class _NotingReader(WrappedReader):
         if self._tick_s:
             return max(0.0, self._tick_at - now)
         return super().wait_s(now)
+
+
+@dataclass(frozen=True)
+class Remade(Source):
+    """A generator, read by one task, whose tuples are made into others by their number."""
+
+    generator: Generator
+    schema: pa.Schema
+    remake: Callable[[int, pa.RecordBatch], list[Any]]
+    """Of the number of the first of some tuples, and these: the columns of the others."""
+
+    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
+        """The generator's reader, with other tuples."""
+        if tasks != 1:
+            raise BadValueError("tasks of a remade source", "be 1", tasks)
+        return _RemadeReader(self.generator.open(task, tasks, offset), self)
+
+
+class _RemadeReader(WrappedReader):
+    def __init__(self, reader: Reader, source: Remade) -> None:
+        super().__init__(reader)
+        self._source = source
+
+    def poll(self, now: float, max_rows: int) -> Offer | None:
+        first = self._reader.offset[0]
+        offer = self._reader.poll(now, max_rows)
+        if offer is None:
+            return None
+        columns = self._source.remake(first, offer.batch)
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._source.schema)
+        return replace(offer, batch=batch)
 
 
 class NotingSink(Sink):

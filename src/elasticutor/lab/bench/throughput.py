@@ -57,7 +57,10 @@ class ThroughputBench(Benchmark):
         """Runs of each kind of operator, in turns, and of the peer."""
         source = Generator(rate=None, keys=self.keys, zipf=self.zipf, rows=self.rows, seed=1)
         found = ThroughputFigures(payload=source.payload)
-        peer = found.beside = self._best(source, bench) if self.beside else None
+        if self.beside:  # what was tried has µs per row
+            settings = peers.settings_of(self.cores, _BATCHES, self.checkpoint)
+            found.beside = peers.best_of(settings, lambda one: 1e6 / _run_peer(source, one), bench)
+        peer = found.beside
         theirs: Samples = []
         sides = (*KINDS, peers.PEER) if self.beside else tuple(KINDS)
         with bench.cluster(self.cores) as cluster:
@@ -88,11 +91,6 @@ class ThroughputBench(Benchmark):
         if recording.total != source.rows:
             raise BenchError("sink", f"have taken {source.rows} rows", recording.total)
         return recording.total / recording.seconds
-
-    def _best(self, source: Generator, bench: Bench) -> peers.Beside:
-        """The peer's setting with the most rows per second; what was tried has µs per row."""
-        settings = peers.settings_of(self.cores, _BATCHES, self.checkpoint)
-        return peers.best_of(settings, lambda setting: 1e6 / _run_peer(source, setting), bench)
 
 
 def _run_peer(source: Generator, setting: peers.PeerSetting) -> float:

@@ -12,7 +12,6 @@ import typer
 from elasticutor.lab.options import Option, Options
 
 Given = TypeVar("Given", bound=Options)
-"""The options of a command."""
 
 
 def command_of(
@@ -20,10 +19,8 @@ def command_of(
 ) -> Callable[..., None]:
     """A function whose signature typer makes a command of, with `--json` beside the options.
 
-    Args:
-        options: What it takes.
-        run: Takes these, and whether JSON is asked for.
-        about: Help of the command; default: the docstring of `run`.
+    `run` takes the options, and whether JSON is asked for; its docstring is the help, unless there
+    is an `about`.
     """
 
     def command(as_json: bool, **given: Any) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
 from elasticutor.lab.bench.figures import Figures, figure
@@ -123,16 +123,6 @@ def _absorbed(moments: Sequence[Frame], begin_s: float, end_s: float) -> float:
     """How long after its beginning a rush was last felt: the end of the last slow interval.
 
     An interval in which one tuple of a hundred is slow by chance, between calm ones, is not it.
-
-    Example:
-        >>> slow = {3.25: 300.0, 3.5: 900.0, 3.75: 80.0, 5.0: 60.0}
-        >>> times = [k / 4 for k in range(12, 44)]
-        >>> calm = {"rows_s": 1.0, "p50_ms": 5.0, "cores": {}, "loads": {}, "moves": 0}
-        >>> moments = [Frame(time_s=t, p99_ms=slow.get(t, 20.0), **calm) for t in times]
-        >>> _absorbed(moments, 3.0, 11.0)
-        0.75
-        >>> _absorbed(moments[:3], 3.0, 11.0)
-        inf
     """
     during = [moment for moment in moments if begin_s < moment.time_s <= end_s]
     slow = [not moment.p99_ms <= ABSORBED_MS for moment in during]
@@ -147,12 +137,7 @@ def _absorbed(moments: Sequence[Frame], begin_s: float, end_s: float) -> float:
 
 
 def offered_rows_s(time_s: float) -> float:
-    """Tuples per second that both operators are sent at a time.
-
-    Example:
-        >>> offered_rows_s(0.0), offered_rows_s(FIRST_S + 1)
-        (200.0, 1100.0)
-    """
+    """Tuples per second that both operators are sent at a time."""
     rushing = FIRST_S <= time_s < FIRST_S + len(OPERATORS) * RUSH_S
     return (len(OPERATORS) * CALM + RUSH * rushing) / ROW_S
 
@@ -162,15 +147,7 @@ def topology(seed: int) -> Topology:
     job = Topology("demo")
     for number, name in enumerate(OPERATORS):
         calm = Generator(rate=CALM / ROW_S, keys=KEYS, zipf=0.3, payload=16, seed=seed + number)
-        rush = Generator(
-            rate=RUSH / ROW_S,
-            keys=KEYS,
-            zipf=0.3,
-            payload=16,
-            hot=HOT,
-            seed=seed + number,
-            seconds=RUSH_S,
-        )
+        rush = replace(calm, rate=RUSH / ROW_S, hot=HOT, seconds=RUSH_S)
         streams = [
             job.source(f"{name}-calm", calm),
             job.source(f"{name}-rush", DelayedSource(rush, WARM_UP_S + FIRST_S + number * RUSH_S)),
@@ -183,21 +160,15 @@ def topology(seed: int) -> Topology:
 
 def tell(
     cluster: BaseCluster,
-    *,
     paradigm: ParadigmName,
-    seed: int = 1,
-    seconds: float = LENGTH_S,
-    watch: Callable[[DemoStory], None] = lambda story: None,
+    seed: int,
+    seconds: float,
+    watch: Callable[[DemoStory], None],
 ) -> DemoStory:
-    """Run the demo once, live.
+    """Run the demo once, live, and show the story so far after every interval.
 
-    Args:
-        cluster: Where; `NODES` nodes of `CORES` cores, with a scheduler.
-        paradigm: Usually "elastic" or "static".
-        seed: Another seed, other hot keys.
-        seconds: For how long after the warm-up; longer on a machine so busy that nothing has come
-            out by then.
-        watch: Called with the story so far after every interval.
+    It lasts for so long after the warm-up; longer on a machine so busy that nothing has come out
+    by then.
     """
     run = cluster.submit(
         topology(seed),

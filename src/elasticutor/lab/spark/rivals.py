@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -24,9 +24,6 @@ from elasticutor.core.run.phases import RunError
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.operator import Operator
 from elasticutor.spark.session import local_session
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Work: TypeAlias = Callable[[int], None]
 """Does the work of so many rows."""
@@ -62,7 +59,7 @@ def file_stream(spark: SparkSession, folder: Path, schema: str, files: int) -> D
 
 def passthrough(frame: DataFrame) -> DataFrame:
     """Rows through Python as Arrow and back, and nothing else."""
-    return frame.mapInArrow(_pass, frame.schema)
+    return frame.mapInArrow(lambda batches: batches, frame.schema)
 
 
 def elastic_frame(
@@ -73,14 +70,9 @@ def elastic_frame(
     balance: bool = True,
     exchange: bool = False,
 ) -> DataFrame:
-    """The elastic operator; its state is beside the query's checkpoint.
+    """The elastic operator by `key`, with balancing or not; an exchange follows if asked for.
 
-    Args:
-        frame: The rows, with a column `key`.
-        operator: What is done with them.
-        cluster: Where.
-        balance: Whether shards may move between tasks.
-        exchange: Whether an exchange follows; the sink of these queries needs none.
+    Its state is beside the query's checkpoint.
     """
     from elasticutor import elastic
 
@@ -90,43 +82,35 @@ def elastic_frame(
     )
 
 
-def transform_with_state(
+def _transform_with_state(
     frame: DataFrame, work: Work | None = None, *, each: bool = True
 ) -> DataFrame:
-    """Spark's `transformWithState`: rows are Python objects."""
-    return frame.groupBy("key").transformWithState(
-        _CountRows(work, each), _OUTPUT, "Update", "None"
-    )
+    counting = _CountRows(work, each)  # rows are Python objects
+    return frame.groupBy("key").transformWithState(counting, _OUTPUT, "Update", "None")
 
 
-def transform_with_state_in_pandas(
+def _transform_with_state_in_pandas(
     frame: DataFrame, work: Work | None = None, *, each: bool = True
 ) -> DataFrame:
-    """Spark's `transformWithStateInPandas`: the rows of a key are pandas frames."""
-    counting = _CountFrames(work, each)
+    counting = _CountFrames(work, each)  # the rows of a key are pandas frames
     return frame.groupBy("key").transformWithStateInPandas(counting, _OUTPUT, "Update", "None")
 
 
-def apply_in_pandas_with_state(
+def _apply_in_pandas_with_state(
     frame: DataFrame, work: Work | None = None, *, each: bool = True
 ) -> DataFrame:
-    """Spark's `applyInPandasWithState`, the older of its APIs."""
-    return frame.groupBy("key").applyInPandasWithState(
-        _CountInPandas(work, each), _OUTPUT, _STATE, "update", "NoTimeout"
-    )
+    counting = _CountInPandas(work, each)  # the older of Spark's APIs
+    by_key = frame.groupBy("key")
+    return by_key.applyInPandasWithState(counting, _OUTPUT, _STATE, "update", "NoTimeout")
 
 
 RIVALS: dict[str, Callable[..., DataFrame]] = {
-    "transformWithState": transform_with_state,
-    "transformWithStateInPandas": transform_with_state_in_pandas,
-    "applyInPandasWithState": apply_in_pandas_with_state,
+    "transformWithState": _transform_with_state,
+    "transformWithStateInPandas": _transform_with_state_in_pandas,
+    "applyInPandasWithState": _apply_in_pandas_with_state,
 }
 """Spark's own APIs for state per key in Python, by name: of a frame, the work for each row, and
 whether each row is answered, or each key once per batch."""
-
-
-def _pass(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from batches
 
 
 class _CountRows(StatefulProcessor):
@@ -212,19 +196,9 @@ def run_to_nowhere(
 ) -> list[tuple[int, float]]:
     """Run a query over all that there is now, without keeping its output.
 
-    Args:
-        frame: The streaming query.
-        checkpoint: Of the query; a new one.
-        mode: Of its output.
-        most_s: End it when its batches, the first one not counted, have taken so long; but not
-            before there is one.
-        ended: End it when this is set.
-
-    Returns:
-        Rows and milliseconds of each batch, the first one included.
-
-    Raises:
-        RunError: It failed.
+    It ends early when `ended` is set, or when its batches, the first one not counted, have taken
+    `most_s`; but not before there is one. Returns the rows and milliseconds of each batch, the
+    first one included.
     """
     query: Any = (
         frame.writeStream.format("noop")
@@ -237,7 +211,7 @@ def run_to_nowhere(
         while not query.awaitTermination(_GLANCE_S):
             if ended is not None and ended.is_set():
                 break
-            if most_s < math.inf and _seconds(_batches(query)[1:]) >= most_s:
+            if most_s < math.inf and sum(ms for _, ms in _batches(query)[1:]) >= most_s * 1e3:
                 break
     except StreamingQueryException as error:
         raise RunError("query", "not fail", str(error)) from error
@@ -246,11 +220,10 @@ def run_to_nowhere(
     return _batches(query)
 
 
-def _seconds(batches: Sequence[tuple[int, float]]) -> float:
-    return sum(ms for _, ms in batches) / 1e3
-
-
 def _batches(query: Any) -> list[tuple[int, float]]:
     """What a query's progress tells of the batches that had rows."""
-    told = [(p.numInputRows, float(p.durationMs["triggerExecution"])) for p in query.recentProgress]
-    return [(rows, ms) for rows, ms in told if rows]
+    return [
+        (progress.numInputRows, float(progress.durationMs["triggerExecution"]))
+        for progress in query.recentProgress
+        if progress.numInputRows
+    ]

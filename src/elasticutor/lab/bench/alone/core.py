@@ -144,16 +144,16 @@ class _Rig:
 
     def measure(self) -> None:
         """Take one measurement."""
-        seconds, chunks = self.round()
-        self.found.us_per_chunk.append(seconds / chunks * 1e6)
+        chunks = self.chunks
+        seconds = self.round()
+        self.found.us_per_chunk.append(seconds / (self.chunks - chunks) * 1e6)
         self.found.us_per_balance.append(self.balance() * 1e6)
         self.found.rows_per_chunk = self.rows / self.chunks
 
-    def round(self) -> tuple[float, int]:
-        """Some batches, all the way through; returns seconds in the core, and chunks."""
-        before, chunks = self._seconds, self.chunks
-        for number in range(64):
-            shards = self._batches[number % len(self._batches)]
+    def round(self) -> float:
+        """All batches, all the way through; returns seconds in the core."""
+        before = self._seconds
+        for number, shards in enumerate(self._batches):
             upstream = _UPSTREAMS[number % len(_UPSTREAMS)]
             size = len(shards) * _ROW_BYTES
             while self._sent[upstream] >= self._granted[upstream]:
@@ -162,7 +162,7 @@ class _Rig:
             self._tell(ev.TuplesArrived(upstream, Attempt(1), None, shards, size))
         while self._due:
             self._answer()
-        return self._seconds - before, self.chunks - chunks
+        return self._seconds - before
 
     def balance(self) -> float:
         """One balancing interval; returns the seconds it took."""

@@ -19,7 +19,6 @@ from multiprocessing.process import BaseProcess
 from typing import Any, ClassVar
 
 from elasticutor.driver.cluster import BaseCluster
-from elasticutor.driver.run import Run
 from elasticutor.driver.supervisor import Supervisor
 from elasticutor.lab.bench import options
 from elasticutor.lab.bench.alone.stand_ins import StandInWork, be_ends, be_nodes
@@ -81,18 +80,21 @@ class DriverBench(Benchmark):
         work = [StandInWork(count, self.seed + number) for number, count in enumerate(halves)]
         bench.say(f"starting stand-ins for {self.executors} executors")
         with notes() as folder, _Cluster(work) as cluster:
-            began, cpu_before = time.monotonic(), time.process_time()
+            began = _Reading.now(cluster)
             run = cluster.submit(
                 _topology(halves),
                 journal=folder / "journal.jsonl",
                 start_timeout_s=_START_S,
                 patience_s=_START_S,
             )
-            start_s, start_cpu_s = time.monotonic() - began, time.process_time() - cpu_before
+            started = _Reading.now(cluster)
             bench.say(f"measuring for {self.seconds:g} s, after {self.warm_up:g} s")
-            _let_pass(run, self.warm_up)
+            # Sleeps, since whatever this process does meanwhile would count as the driver's.
+            time.sleep(self.warm_up)
             before = _Reading.now(cluster)
-            _let_pass(run, self.seconds)
+            time.sleep(self.seconds)
+            if run.phase != "running":
+                raise BenchError("run", "go on", f"it is {run.phase}")
             after = _Reading.now(cluster)
             bench.machine.glance()
             plans = len(run.events("cores planned"))
@@ -109,8 +111,8 @@ class DriverBench(Benchmark):
             measurements_due_s=self.executors / measure_s,
             measure_s=measure_s,
             plans=plans,
-            start_s=start_s,
-            start_cpu_s=start_cpu_s,
+            start_s=started.at - began.at,
+            start_cpu_s=started.cpu_s - began.cpu_s,
             dropped=dropped,
         )
 
@@ -132,13 +134,6 @@ class _Keep(Operator):
     def process(self, key: Any, row: Any, state: State) -> Iterator[Any]:
         """The row as it is."""
         yield row
-
-
-def _let_pass(run: Run, seconds: float) -> None:
-    """Sleep: whatever this process does meanwhile would count as the driver's."""
-    time.sleep(seconds)
-    if run.phase != "running":
-        raise BenchError("run", "go on", f"it is {run.phase}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +175,16 @@ class _Cluster(BaseCluster):
 
     def _start_nodes(self, generation: int = 0) -> None:
         for first in range(_PROCESSES):
-            names = self._names[first::_PROCESSES]
-            self._start(be_nodes, self._bootstrap, names, _CORES, self._work)
+            self._start(be_nodes, self._names[first::_PROCESSES], _CORES)
 
     def _start_ends(self, supervisor: Supervisor, numbers: Sequence[int]) -> None:
         for number in numbers:
-            self._start(be_ends, self._bootstrap, supervisor.run, number, self._work)
+            self._start(be_ends, supervisor.run, number)
 
-    def _start(self, target: Any, *args: Any) -> None:
-        process = multiprocessing.get_context("spawn").Process(
-            target=target, args=args, daemon=True
+    def _start(self, target: Any, *which: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(
+            target=target, args=(self._bootstrap, self._work, *which), daemon=True
         )
         process.start()
         self._hosts.append(process)

@@ -74,31 +74,21 @@ class FlushBench(Benchmark):
 
     def _of_kind(self, make: Callable[[int], Any]) -> KindFigures:
         found = KindFigures()
-        with (
-            shared_memory() as place,
-            LmdbBackend.create(place, map_size=_MAP_BYTES) as backend,
-        ):
+        with shared_memory() as place, LmdbBackend.create(place, map_size=_MAP_BYTES) as backend:
             store = Levels.create(backend, attempt=_A1, committed=Epoch(0))
             cache = StateCache(store, CODEC, _A1, Epoch(1))
             for number in range(-1, self.rounds):
-                some = range(self.states if number < 0 else self.changed)
-                _change(cache, some, make, number, self.shards)
+                handles = [cache.handle(ShardId(shard)) for shard in range(self.shards)]
+                for key in range(self.states if number < 0 else self.changed):
+                    handle = handles[key % self.shards]
+                    handle.key = key
+                    handle.set(make(key + number + 1))
                 took, parts = _end_epoch(cache, store)
                 if number >= 0:
                     found.apart_ms.append(took * 1e3)
                     found.us_per_state.append(sum(parts) / self.changed * 1e6)
                     found.slice_ms += [part * 1e3 for part in parts]
         return found
-
-
-def _change(
-    cache: StateCache, keys: range, make: Callable[[int], Any], number: int, shards: int
-) -> None:
-    handles = [cache.handle(ShardId(shard)) for shard in range(shards)]
-    for key in keys:
-        handle = handles[key % shards]
-        handle.key = key
-        handle.set(make(key + number + 1))
 
 
 def _end_epoch(cache: StateCache, store: Levels) -> tuple[float, list[float]]:

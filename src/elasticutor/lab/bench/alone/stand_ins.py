@@ -14,7 +14,7 @@ import os
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -74,28 +74,6 @@ def _drawn(count: int, seed: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[
     return _WORK * weights / weights.mean(), rng.uniform(0.0, 2 * math.pi, count)
 
 
-class _Timers:
-    """What is due when."""
-
-    def __init__(self) -> None:
-        self._due: list[tuple[float, int, Callable[[], float]]] = []
-        self._made = 0
-
-    def add(self, at: float, action: Callable[[], float]) -> None:
-        """Do something at a time; it returns after how long to do it again, infinity for never."""
-        self._made += 1
-        heapq.heappush(self._due, (at, self._made, action))
-
-    def run(self) -> None:
-        """Do what is due; if that takes long, the rest is for the next time."""
-        now = time.monotonic()
-        while self._due and self._due[0][0] <= now and time.monotonic() < now + _LONGEST_S:
-            at, _, action = heapq.heappop(self._due)
-            again_s = action()
-            if again_s < math.inf:
-                self.add(max(now, at + again_s), action)
-
-
 class _StandIn:
     """A process of the cluster with an inbox of its own, and its own connection to the driver."""
 
@@ -104,7 +82,7 @@ class _StandIn:
         self.mail = Mailbox(office.links, name)
         driver = office.bootstrap.driver
         self.mail.know(DRIVER, Endpoint(f"driver of {name}", "", driver.tcp))
-        office.move_in(self)
+        office.inside.append(self)
 
     def take(self, message: Any) -> None:
         """A message has come."""
@@ -118,54 +96,60 @@ class _StandIn:
 class Office:
     """One process, and all that it stands in for."""
 
-    def __init__(self, bootstrap: Bootstrap, name: str, work: Sequence[StandInWork]) -> None:
+    def __init__(self, bootstrap: Bootstrap, name: str, work: tuple[StandInWork, ...]) -> None:
         self.bootstrap = bootstrap
-        self.work = tuple(work)
+        self.work = work
         self.links = Links(name, bootstrap.keys, ipc_dir=None, host=bootstrap.address[0])
-        self.timers = _Timers()
         self.over = False
         self.rng = np.random.default_rng(abs(hash(name)))
+        self.inside: list[_StandIn] = []
         self._clock = Mailbox(self.links, "clock")
-        self._inside: list[_StandIn] = []
+        self._due: list[tuple[float, int, Callable[[], float]]] = []
+        self._made = 0
 
-    def move_in(self, one: _StandIn) -> None:
-        """Look into the inbox of another one, too."""
-        self._inside.append(one)
+    def do_at(self, at: float, action: Callable[[], float]) -> None:
+        """Do something at a time; it returns after how long to do it again, infinity for never."""
+        self._made += 1
+        heapq.heappush(self._due, (at, self._made, action))
 
     def run(self) -> None:
         """Answer and measure until the end."""
         look_at = 0.0
         while not self.over:
             self._clock.wait(_TICK_S)
-            self.timers.run()
+            self._do_what_is_due()
             if time.monotonic() >= look_at:
-                for one in list(self._inside):
+                for one in list(self.inside):
                     for message in one.mail.receive():
                         one.take(message)
                 look_at = time.monotonic() + _TICK_S
         self.links.close(linger_s=2.0)
 
+    def _do_what_is_due(self) -> None:
+        """If that takes long, the rest is for the next time."""
+        now = time.monotonic()
+        while self._due and self._due[0][0] <= now and time.monotonic() < now + _LONGEST_S:
+            at, _, action = heapq.heappop(self._due)
+            again_s = action()
+            if again_s < math.inf:
+                self.do_at(max(now, at + again_s), action)
+
 
 def be_nodes(
-    bootstrap: Bootstrap, names: Sequence[str], cores: int, work: Sequence[StandInWork]
+    bootstrap: Bootstrap, work: tuple[StandInWork, ...], names: Sequence[str], cores: int
 ) -> None:
     """Stand in for nodes, and for the executors that are started there."""
     office = Office(bootstrap, names[0], work)
-    nodes = [_Node(office, name, cores) for name in names]
-    office.timers.add(0.0, lambda: _end_when(office, nodes))
+    for name in names:
+        _Node(office, name, cores)
     office.run()
 
 
-def be_ends(bootstrap: Bootstrap, run: str, number: int, work: Sequence[StandInWork]) -> None:
+def be_ends(bootstrap: Bootstrap, work: tuple[StandInWork, ...], run: str, number: int) -> None:
     """Stand in for a host of sources and sinks, and for them."""
     office = Office(bootstrap, ends_name(number), work)
     _EndsHost(office, run, number)
     office.run()
-
-
-def _end_when(office: Office, nodes: Sequence[_Node]) -> float:
-    office.over = all(node.ended for node in nodes)
-    return 0.1
 
 
 class _Node(_StandIn):
@@ -186,13 +170,15 @@ class _Node(_StandIn):
                 self.tell(say.Alive(self._node))
             case say.StartExecutor():
                 spec: ExecutorSpec = pickle.loads(message.payload)  # noqa: S301 - the driver's
-                self.office.timers.add(time.monotonic(), lambda: self._start(spec))
+                self.office.do_at(time.monotonic(), lambda: self._start(spec))
             case say.EndRun():
                 for executor in self._executors:
-                    executor.end()
+                    executor.ended = True
                 self.tell(say.RunEnded(self._node, message.run))
             case say.EndNode():
                 self.ended = True
+                nodes = [one for one in self.office.inside if isinstance(one, _Node)]
+                self.office.over = all(node.ended for node in nodes)
 
     def _start(self, spec: ExecutorSpec) -> float:
         self._executors.append(_Executor(self.office, spec))
@@ -203,25 +189,22 @@ class _Participant(_StandIn):
     def __init__(self, office: Office, spec: ExecutorSpec | SourceSpec | SinkSpec) -> None:
         self.who, self.run = spec.who, spec.site.run
         super().__init__(office, f"{self.run}/{self.who}/{spec.site.life}")
-        self._ended = False
+        self.ended = False
+        """Then it sends nothing more."""
         where = self.mail.endpoint
         self.tell(say.Registered(self.run, self.who, where, os.getpid(), spec.site.life))
         # Real ones have started one after the other, and so measure one after the other.
         first_s = office.rng.uniform(0.0, spec.tempo.measure_s)
         self._measured_at = time.monotonic()
         self._every_s = spec.tempo.measure_s
-        office.timers.add(time.monotonic() + first_s, self._measure_and_go_on)
-
-    def end(self) -> None:
-        """Send nothing more."""
-        self._ended = True
+        office.do_at(time.monotonic() + first_s, self._measure_and_go_on)
 
     def say(self, what: Any) -> None:
         """Answer the coordinator."""
         self.tell(say.Said(self.run, self.who, what))
 
     def _measure_and_go_on(self) -> float:
-        if self._ended:
+        if self.ended:
             return math.inf
         now = time.monotonic()
         self.measure(now, max(now - self._measured_at, 1e-3))
@@ -256,7 +239,7 @@ class _Executor(_Participant):
             case say.Rest():
                 self.say(say.Rested())
             case say.Finish():
-                self.end()
+                self.ended = True
 
     def _staff(self) -> None:
         """Let tasks come and go until they are as wanted, and report each."""
@@ -320,7 +303,7 @@ class _Source(_Participant):
             case StartSource():
                 pass
             case say.Finish():
-                self.end()
+                self.ended = True
 
     def measure(self, now: float, seconds: float) -> None:
         due = self.office.work[0].at(now) * (_SERVICE_RATE * seconds / self._spec.tasks)
@@ -331,9 +314,6 @@ class _Source(_Participant):
 
 
 class _Sink(_Participant):
-    def __init__(self, office: Office, spec: SinkSpec) -> None:
-        super().__init__(office, spec)
-
     def take(self, message: Any) -> None:
         match message:
             case BeginAttempt():
@@ -341,7 +321,7 @@ class _Sink(_Participant):
             case say.Rest():
                 self.say(say.Rested())
             case say.Finish():
-                self.end()
+                self.ended = True
 
     def measure(self, now: float, seconds: float) -> None:
         latency = LatencyHistogram()
@@ -362,17 +342,12 @@ class _EndsHost(_StandIn):
     def take(self, message: Any) -> None:
         match message:
             case say.StartEnds():
-                self._ends += self._made(message.ends)
+                for started in message.ends:
+                    spec = pickle.loads(started.payload)  # noqa: S301 - the driver's
+                    kind = _Source if started.kind == "source" else _Sink
+                    self._ends.append(kind(self.office, spec))
             case say.EndRun():
                 for end in self._ends:
-                    end.end()
+                    end.ended = True
                 self.tell(say.RunEnded(NodeId(ends_name(self._number)), self._run))
                 self.office.over = True
-
-    def _made(self, ends: Sequence[say.StartEnd]) -> Iterator[_Participant]:
-        for end in ends:
-            spec = pickle.loads(end.payload)  # noqa: S301 - the driver's
-            if end.kind == "source":
-                yield _Source(self.office, spec)
-            else:
-                yield _Sink(self.office, spec)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from elasticutor.lab.bench import options
 from elasticutor.lab.bench.checkpoint.dirty import DirtyFigures, measure_dirty
@@ -19,14 +18,7 @@ from elasticutor.lab.bench.live import BadOptionError, Bench, scratch
 from elasticutor.lab.options import option
 from elasticutor.sources import Generator
 
-
-class CheckpointPart(StrEnum):
-    """What to measure."""
-
-    THROUGHPUT = "throughput"
-    DIRTY = "dirty"
-    RESTORE = "restore"
-    ALL = "all"
+Part = Literal["throughput", "dirty", "restore", "all"]
 
 
 class CheckpointFigures(Figures):
@@ -64,7 +56,7 @@ class CheckpointBench(Benchmark):
 
     about = "{pairs} pairs: an epoch every {interval:g} s, {keys:,} keys"
 
-    part: CheckpointPart = option(CheckpointPart.THROUGHPUT, "What to measure.")
+    part: Part = option("throughput", "What to measure.")
     pairs: int = option(5, "Pairs of runs, with and without.", min=1)
     seconds: float = options.SECONDS(8.0, help="How long each run is measured.", min=0.5)
     warm_up: float = options.WARM_UP(2.5)
@@ -84,17 +76,15 @@ class CheckpointBench(Benchmark):
             reason = f"{self.seconds:g} is not more than an epoch's {self.interval:g} s"
             raise BadOptionError("--seconds", reason)
 
-    def has(self, part: CheckpointPart) -> bool:
+    def has(self, part: Part) -> bool:
         """Whether a part is to be measured."""
-        return self.part in (part, CheckpointPart.ALL)
+        return self.part in (part, "all")
 
     def given(self) -> dict[str, Any]:
         """The options, as far as the throughput goes by them."""
-        return (
-            {**super().given(), "zipf": Generator().zipf}
-            if self.has(CheckpointPart.THROUGHPUT)
-            else {}
-        )
+        if not self.has("throughput"):
+            return {}
+        return {**super().given(), "zipf": Generator().zipf}
 
     def measure(self, bench: Bench) -> CheckpointFigures:
         """Each part that is to be measured."""
@@ -102,15 +92,13 @@ class CheckpointBench(Benchmark):
         # The folder outlives the cluster, whose processes write into it.
         with scratch(self.folder) as place, bench.cluster(self.cores) as cluster:
             fill = partial(filled, cluster, keys=self.state_keys, cores=self.cores, bench=bench)
-            if self.has(CheckpointPart.THROUGHPUT):
+            if self.has("throughput"):
                 found.kinds = measure_overhead(bench, cluster, place, self)
-            if self.has(CheckpointPart.RESTORE):
+            if self.has("restore"):
                 store = fill(place / "restore", interval_s=self.interval)
-                found.restore = measure_restore(bench, cluster, store, place, repeat=self.repeat)
-            if self.has(CheckpointPart.DIRTY):
+                found.restore = measure_restore(bench, cluster, store, place, self.repeat)
+            if self.has("dirty"):
                 # In one epoch, so that all is in one file: what is folded later is of later ones.
                 store = fill(place / "dirty", interval_s=PATIENCE_S)
-                found.dirty = measure_dirty(
-                    bench, cluster, store, epochs=self.epochs, interval_s=self.interval
-                )
+                found.dirty = measure_dirty(bench, cluster, store, self.epochs, self.interval)
         return found

@@ -63,17 +63,9 @@ class DirtyFigures(Figures):
 
 
 def measure_dirty(
-    bench: Bench, cluster: BaseCluster, store: Store, *, epochs: int = 20, interval_s: float = 2.0
+    bench: Bench, cluster: BaseCluster, store: Store, epochs: int, interval_s: float
 ) -> DirtyFigures:
-    """Let runs go on from a filled checkpoint that change a share of the keys in every epoch.
-
-    Args:
-        bench: Shows each run.
-        cluster: Where.
-        store: From `filled`; later epochs are added to it.
-        epochs: How many in each run.
-        interval_s: How long each is.
-    """
+    """Let runs go on from a filled checkpoint that change a share of the keys in every epoch."""
     found = DirtyFigures(store=store, bytes_of_all=store.file_bytes())
     for share in _SHARES:
         bench.say(f"{share:.1%} of {store.keys:,} keys in every epoch, {epochs} epochs")

@@ -3,14 +3,12 @@
 The operator counts and sums per key, as in `bench throughput`, and gets tuples as fast as it takes
 them. Pairs of runs, one with a checkpoint and one without, follow each other, so that a slow minute
 of the machine hits both; which of the two goes first alternates. Once record by record, once
-vectorised. How bytes go with what is dirty, and how long a restore takes:
-`lab.bench.checkpoint.state`.
+vectorised.
 """
 
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
-from elasticutor.lab.bench.figures import MEDIAN, P50_P99, Figures, Samples, samples
-from elasticutor.lab.bench.live import Bench, BenchError, pipeline, rate_between, watch
+from elasticutor.lab.bench.figures import MEDIAN, P50_P99, Figures, Samples, median, samples
+from elasticutor.lab.bench.live import Bench, BenchError, measured, pipeline
 from elasticutor.lab.bench.operators import KINDS
 from elasticutor.operator import Operator
 from elasticutor.sinks import NoSink
@@ -67,7 +65,7 @@ class Overhead(Figures):
         """Everything, for `--json`."""
         return {
             **super().as_dict(),
-            "bytes_per_epoch": round(self.spread("kb_per_epoch").median * 1e3),
+            "bytes_per_epoch": round(median(self.kb_per_epoch) * 1e3),
             "ratios": [round(ratio, 4) for ratio in self.ratio],
             "epochs": len(self.epoch_s),
         }
@@ -76,10 +74,7 @@ class Overhead(Figures):
 def measure_overhead(
     bench: Bench, cluster: BaseCluster, folder: Path, setting: CheckpointBench
 ) -> dict[str, Overhead]:
-    """What is left of the throughput when epochs become durable, and how long they pause.
-
-    By kind of operator; the first one's figures are the main ones.
-    """
+    """Measure each kind of operator; the first one's figures are the main ones."""
     found = {kind: Overhead() for kind in KINDS}
     for number, kind in bench.turns(setting.pairs, tuple(KINDS), "{side}, pair"):
         place = folder / f"{kind}-{number}"
@@ -105,24 +100,16 @@ def _add_pair(
         with cluster.submit(
             topology, checkpoint=where, epoch_interval=setting.interval, measure_s=0.1
         ) as run:
-            watch(run, setting.warm_up)
-            started = time.time()
-            watch(run, setting.seconds)
-            ended = time.time()
-        rates[kept] = rate_between(run.timeline(), started, ended)
+            seen = measured(run, setting.warm_up, setting.seconds)
+        rates[kept] = seen.rows_s
         if kept:
-            epochs = ended_between(run, started, ended)
+            epochs = ended_between(run, seen.started, seen.ended)
     found.add(rates[False], rates[True], epochs)
 
 
 def ended_between(run: Run, start: float, end: float) -> tuple[EndedEpoch, ...]:
-    """The epochs that were committed between two times.
-
-    Raises:
-        BenchError: There are none, or something was lost meanwhile.
-    """
-    lost = run.events("lost")
-    if lost:
+    """The epochs that were committed between two times; nothing may have been lost meanwhile."""
+    if lost := run.events("lost"):
         raise BenchError("run", "lose nothing", lost[0]["reason"])
     pauses: dict[int, float] = {}
     for sealed in run.events("epoch sealed"):

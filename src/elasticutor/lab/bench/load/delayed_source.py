@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -11,12 +12,7 @@ from elasticutor.sources import Offer, Reader, Source
 
 
 class DelayedSource(Source):
-    """Another source, which is silent for so long first.
-
-    Args:
-        source: The source.
-        delay_s: For how long, from when it is first asked.
-    """
+    """Another source, which is silent for `delay_s` first, from when it is first asked."""
 
     def __init__(self, source: Source, delay_s: float) -> None:
         if not delay_s >= 0:
@@ -35,7 +31,7 @@ class _LateReader(WrappedReader):
     def __init__(self, reader: Reader, delay_s: float) -> None:
         super().__init__(reader)
         self._delay_s = delay_s
-        self._begins: float | None = None
+        self._begins = math.inf
 
     @property
     def rate(self) -> float | None:  # type: ignore[override]
@@ -49,12 +45,9 @@ class _LateReader(WrappedReader):
 
     def wait_s(self, now: float) -> float:
         """Until it begins, or as the other."""
-        if self._begun(now):
-            return self._reader.wait_s(now)
-        assert self._begins is not None
-        return self._begins - now
+        return self._reader.wait_s(now) if self._begun(now) else self._begins - now
 
     def _begun(self, now: float) -> bool:
-        if self._begins is None:
+        if math.isinf(self._begins):
             self._begins = now + self._delay_s
         return now >= self._begins

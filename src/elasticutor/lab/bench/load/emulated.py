@@ -21,7 +21,7 @@ from elasticutor.driver.run import Run
 from elasticutor.lab.bench.figures import P50, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import OPERATOR, SINK, SOURCE, BenchError, notes, watch
 from elasticutor.lab.bench.load.shuffle import OutputTimes
-from elasticutor.lab.bench.record import NotingSink, NotingSource, Recording
+from elasticutor.lab.bench.record import Latency, NotingSink, NotingSource, Recording
 from elasticutor.lab.bench.work import Emulate
 from elasticutor.sinks import Sink
 from elasticutor.sources import Source
@@ -50,9 +50,8 @@ class ElasticRun(Figures):
     latency_p50_ms: float = figure("p50 ms", ",.1f", digits=3, better="lower", default=0.0)
     latency_p99_ms: float = figure("p99 ms", ",.1f", digits=3, better="lower", default=0.0)
     """Of all rows due after the warm-up, shuffles included."""
-    worst_second_p50_ms: float | None = figure(default=None)
-    """The median of the second with the largest one, by due times."""
-    worst_second_p99_ms: float | None = figure(default=None)
+    latency: Latency | None = None
+    """The same, and of the worst second, if rows say when they were due."""
     recoveries_s: Samples = figure(digits=3, default_factory=list)
     surge_s: float | None = figure(digits=3, default=None)
     """From the surge until its backlog was gone; infinite if it never was."""
@@ -69,14 +68,10 @@ class ElasticRun(Figures):
         """Whether the source could not keep to its schedule."""
         return self.behind_s > 1.0
 
-    def set_latency(self, mean_ms: float, p50_ms: float, p99_ms: float) -> None:
-        """How old tuples were at the sink."""
-        self.latency_mean_ms, self.latency_p50_ms, self.latency_p99_ms = mean_ms, p50_ms, p99_ms
-
     def take_latency(self, histogram: LatencyHistogram) -> None:
-        """The same from the run's own measurements."""
-        mean_s, p50_s, p99_s = histogram.mean_s, *map(histogram.percentile_s, (50, 99))
-        self.set_latency(mean_s * 1e3, p50_s * 1e3, p99_s * 1e3)
+        """How old tuples were at the sink, from the run's own measurements."""
+        seconds = histogram.mean_s, *map(histogram.percentile_s, (50, 99))
+        self.latency_mean_ms, self.latency_p50_ms, self.latency_p99_ms = (s * 1e3 for s in seconds)
 
     def heading(self) -> str:
         """Its row in the table."""
@@ -84,8 +79,11 @@ class ElasticRun(Figures):
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
+        seen = self.latency
         return {
             **super().as_dict(),
+            "worst_second_p50_ms": seen.worst_second_p50_ms if seen else None,
+            "worst_second_p99_ms": seen.worst_second_p99_ms if seen else None,
             "saturated": self.saturated,
             "recovery_s": median_or_none(self.recoveries_s),
             "reassignments": len(self.sync_ms),
@@ -100,10 +98,7 @@ class ElasticRun(Figures):
         yield "core changes", str(self.core_changes)
 
     def count_changes(self, run: Run) -> None:
-        """Take from a run's journal how long shards were held, and how often cores changed.
-
-        `migration_ms` is how long of that their state was on its way to another node.
-        """
+        """Take from a run's journal how long shards were held, and how often cores changed."""
         moved = [*run.events("shard moved"), *run.events("shards repartitioned")]
         self.sync_ms = [event["sync_ms"] for event in moved]
         self.migration_ms = [event["migration_ms"] for event in moved if event["remote"]]
@@ -135,17 +130,21 @@ def run_once(
             if rate is None:
                 run.stop(_PATIENCE_S + setting.seconds)
             else:
-                _await_end(run, _PATIENCE_S + 2 * total_s)
+                try:  # those that are late count, too
+                    run.wait(patience_s := _PATIENCE_S + 2 * total_s)
+                except TimeoutError as error:
+                    hint = "give it less load, or a machine with less other work"
+                    must = f"end within {patience_s:g} s more"
+                    raise BenchError("run", must, run.phase, hint) from error
         recording = Recording.load(folder)
     found = ElasticRun(paradigm=paradigm, seed=seed)
     if rate is None:
         found.take_latency(metrics.latency)
     else:  # every row says when it was due, and counts, however late it came
-        latency = recording.latency(setting.warm_up, total_s)
         found.behind_s = metrics.behind_s
-        found.set_latency(latency.mean_ms, latency.p50_ms, latency.p99_ms)
-        found.worst_second_p50_ms = latency.worst_p50_ms
-        found.worst_second_p99_ms = latency.worst_p99_ms
+        seen = found.latency = recording.latency(setting.warm_up, total_s)
+        found.latency_mean_ms = seen.mean_ms
+        found.latency_p50_ms, found.latency_p99_ms = seen.p50_ms, seen.p99_ms
     arrived = recording.arrivals
     inside = (arrived >= setting.warm_up) & (arrived < total_s)
     found.throughput = float(recording.rows[inside].sum()) / setting.seconds
@@ -184,15 +183,6 @@ def submit(
         config=setting.config,
         measure_s=0.1,
     )
-
-
-def _await_end(run: Run, patience_s: float) -> None:
-    """Until the last tuple is done, so that those that are late count, too."""
-    try:
-        run.wait(patience_s)
-    except TimeoutError as error:
-        hint = "give it less load, or a machine with less other work"
-        raise BenchError("run", f"end within {patience_s:g} s more", run.phase, hint) from error
 
 
 def _recoveries(recording: Recording, setting: ElasticBench, rate: float | None) -> Iterator[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -34,10 +34,7 @@ class LoadRise:
 def run_surge(
     cluster: BaseCluster, setting: ElasticBench, surge: LoadRise, paradigm: ParadigmName, seed: int
 ) -> ElasticRun:
-    """Let the load rise at once, and see how long the backlog lasts.
-
-    The operator starts with one core for each executor.
-    """
+    """Let the load rise at once, and see how long the backlog lasts."""
     tuples = replace(setting.tuples(seed, None), omega=0.0)
     base = replace(tuples, rate=surge.before / setting.cost_s)
     more = replace(tuples, rate=(surge.after - surge.before) / setting.cost_s)
@@ -53,7 +50,15 @@ def run_surge(
         seed=seed,
         behind_s=metrics.behind_s,
         surge_s=_backlog_gone_s(timeline, started, surge, setting.cost_s),
-        timeline=[*_moments(timeline, started)],
+        timeline=[
+            {
+                "time": round(moment.time - started, 2),
+                "throughput": round(moment.rows / moment.seconds, 1),
+                "latency_p50_ms": round(moment.p50_ms, 2),
+                "latency_p99_ms": round(moment.p99_ms, 2),
+            }
+            for moment in timeline
+        ],
     )
     found.take_latency(metrics.latency)
     rows = sum(m.rows for m in timeline if m.time > started + surge.at_s)
@@ -70,12 +75,6 @@ def _backlog_gone_s(
 
     What waits is what was due by a time and is not with the sink then; it has to be so for three
     intervals in a row.
-
-    Example:
-        >>> outs = [10, 10, 10, 0, 30, 150, 150, 110, 80]  # of tenths of a second; 80 fall due
-        >>> moments = [Moment(k / 10, 0.1, rows, 1, 1) for k, rows in enumerate(outs, start=1)]
-        >>> _backlog_gone_s(moments, 0.0, LoadRise(1.0, 8.0, at_s=0.3), cost_s=0.01)
-        0.3
     """
     done, gone, calm = 0, 0.0, 0
     for moment in timeline:
@@ -94,13 +93,3 @@ def _backlog_gone_s(
         if calm == _CALM_BINS and gone:
             break
     return round(gone, 3)
-
-
-def _moments(timeline: Sequence[Moment], started: float) -> Iterator[dict[str, float]]:
-    for moment in timeline:
-        yield {
-            "time": round(moment.time - started, 2),
-            "throughput": round(moment.rows / moment.seconds, 1),
-            "latency_p50_ms": round(moment.p50_ms, 2),
-            "latency_p99_ms": round(moment.p99_ms, 2),
-        }

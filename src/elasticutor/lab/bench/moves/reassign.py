@@ -13,7 +13,8 @@ percentiles comes with an interval from resampling the pairs.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -73,13 +74,7 @@ class Reassignment(Figures):
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
-        return {
-            "state_kb": self.scene.state_kb,
-            "where": self.scene.where,
-            "row_ms": self.scene.row_ms,
-            "load": self.scene.load,
-            **super().as_dict(),
-        }
+        return {**asdict(self.scene), **super().as_dict()}
 
     def add(self, event: dict[str, Any]) -> None:
         """One more move, as the executor reports it."""
@@ -91,9 +86,11 @@ class Reassignment(Figures):
         """Take the ages of bystanders in pairs of windows, with moves and without."""
         self.bystander_p99_ms_moving = _p99(moving) * 1e3
         self.bystander_p99_ms_steady = _p99(steady) * 1e3
-        ratio = ratio_of_p99(moving, steady, seed)
-        self.bystander_p99_ratio = ratio[0]
-        self.bystander_p99_ratio_low, self.bystander_p99_ratio_high = ratio[1:]
+        (
+            self.bystander_p99_ratio,
+            self.bystander_p99_ratio_low,
+            self.bystander_p99_ratio_high,
+        ) = ratio_of_p99(moving, steady, seed)
 
 
 class ReassignFigures(Figures):
@@ -131,16 +128,14 @@ class ReassignBench(Benchmark):
 
     def scenes(self) -> list[Scene]:
         """What is measured, one after the other."""
-        wheres: list[Where] = []
-        if self.local or not self.remote:
-            wheres.append("local")
-        if self.remote or not self.local:
-            wheres.append("remote")
+        wheres: dict[Where, bool] = {"local": self.local, "remote": self.remote}
+        both = self.local == self.remote
         return [
             Scene(size, where, cost, self.load)
             for size in read_numbers("--state-kb", self.state_kb)
-            for where in wheres
+            for where, asked in wheres.items()
             for cost in read_numbers("--row-ms", self.row_ms)
+            if asked or both
         ]
 
     def as_dict(self, found: Figures, bench: Bench) -> Any:
@@ -164,16 +159,9 @@ class ReassignBench(Benchmark):
         return found
 
     def on(self, cluster: BaseCluster, scene: Scene, bench: Bench) -> Reassignment:
-        """Move a shard back and forth under load.
+        """Move a shard back and forth under load: between two nodes, or on one with two cores.
 
-        Args:
-            cluster: On this machine, with two cores free on a node, or one on each of two.
-            scene: What to measure.
-            bench: Shows how many moves are done.
-
-        Raises:
-            BadValueError: Too few nodes.
-            ElasticutorError: A move that does not come to its end, or a source that cannot keep up.
+        An `ElasticutorError` if a move does not come to its end, or the source cannot keep up.
         """
         if scene.where == "remote" and len(cluster.nodes) < 2:
             raise BadValueError("cluster", "have two nodes for a remote hand-over", cluster.nodes)
@@ -191,13 +179,13 @@ class ReassignBench(Benchmark):
                 run.drain()
             if behind > _TOO_FAR_S:
                 raise ElasticutorError("source", "keep up", f"{behind:.2f} s behind", _TOO_BUSY)
-            ages = _ages(Recording.load(folder))
+            ages = _ages_within(Recording.load(folder))
         for event, _ in moved:
             found.add(event)
         found.bytes, found.bytes_held = (
             int(np.median([event[name] for event, _ in moved])) for name in ("bytes", "bytes_held")
         )
-        moving, steady = ([_within(ages, pair[which]) for _, pair in moved] for which in (0, 1))
+        moving, steady = ([ages(pair[which]) for _, pair in moved] for which in (0, 1))
         found.compare(moving, steady, self.seed)
         return found
 
@@ -254,18 +242,12 @@ def _move(run: Run, task: int, timeout_s: float = _MOVE_TIMEOUT_S) -> dict[str, 
     return None
 
 
-def _ages(recording: Recording) -> Floats:
-    """When each bystander was due, and how old it was at the sink, in the order of due times."""
+def _ages_within(recording: Recording) -> Callable[[Window], Floats]:
+    """How old the bystanders that were due in a window were at the sink."""
     order = np.argsort(recording.due_s, kind="stable")
-    arrived = recording.began + recording.arrived_s
-    ages: Floats = np.column_stack([recording.due_s, arrived - recording.due_s])[order]
-    return ages
-
-
-def _within(ages: Floats, window: Window) -> Floats:
-    first, last = np.searchsorted(ages[:, 0], window)
-    found: Floats = ages[first:last, 1]
-    return found
+    due_s = recording.due_s[order]
+    ages = recording.began + recording.arrived_s[order] - due_s
+    return lambda window: ages[slice(*np.searchsorted(due_s, window))]
 
 
 def _p99(windows: Sequence[Floats]) -> float:
@@ -275,18 +257,7 @@ def _p99(windows: Sequence[Floats]) -> float:
 def ratio_of_p99(
     moving: Sequence[Floats], steady: Sequence[Floats], seed: int = 0
 ) -> tuple[float, float, float]:
-    """The ratio of two 99th percentiles, and its 95 % interval by resampling pairs of windows.
-
-    Args:
-        moving: Ages in each window with a move.
-        steady: Ages in the window that goes with it.
-        seed: For the resampling.
-
-    Example:
-        >>> ones = [np.ones(100)] * 9
-        >>> ratio_of_p99([2 * ages for ages in ones], ones)
-        (2.0, 2.0, 2.0)
-    """
+    """The ratio of two 99th percentiles, and its 95 % interval by resampling pairs of windows."""
     rng = np.random.default_rng(seed)
     pairs = len(moving)
     ratios = []

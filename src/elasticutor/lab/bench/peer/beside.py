@@ -24,11 +24,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from elasticutor.lab.bench.figures import Figures, Samples, cells, percentiles, ratios
 from elasticutor.lab.bench.live import BadOptionError, Bench, BenchError, notes
-from elasticutor.lab.bench.record import Latency
+from elasticutor.lab.bench.record import Floats, Latency
 from elasticutor.sources import Generator
 
 PEER = "bytewax"
@@ -71,9 +70,9 @@ class PeerSetting:
 class PeerRun:
     """What came out of one run."""
 
-    due_s: npt.NDArray[np.float64]
+    due_s: Floats
     """When each tuple was due, in seconds after the first one; in the order of arrival."""
-    arrived_s: npt.NDArray[np.float64]
+    arrived_s: Floats
     """When its output was with the sink."""
 
     @property
@@ -85,21 +84,9 @@ class PeerRun:
         """Of the tuples that were due between two times."""
         return Latency.of(self.due_s, self.arrived_s, start_s, end_s)
 
-    def percentile_ms(self, percent: float, start_s: float, end_s: float) -> float:
-        """How old the tuples that were due between two times were at the sink, at a percentile."""
-        inside = (self.due_s >= start_s) & (self.due_s < end_s)
-        if not inside.any():
-            raise BenchError(f"tuples of {PEER}", f"be due from {start_s:g} s on", 0)
-        return float(np.percentile((self.arrived_s - self.due_s)[inside], percent)) * 1e3
-
 
 def require_peer(name: str) -> None:
-    """Refuse a peer that is not known, or not installed; no name, no peer.
-
-    Raises:
-        BadOptionError: It is not known.
-        BenchError: It is not installed; says how to install it.
-    """
+    """Refuse a peer that is not known, or not installed; no name, no peer."""
     if name not in ("", PEER):
         raise BadOptionError("--beside", f"{name!r} is not {PEER}")
     if name and peer_version() is None:
@@ -118,8 +105,7 @@ def peer_version() -> str | None:
 def run_peer(work: PeerWork, setting: PeerSetting) -> PeerRun:
     """Run the peer once, from start to end of its stream.
 
-    Raises:
-        BenchError: One of its processes failed, or it took far longer than its stream.
+    A `BenchError` if one of its processes fails, or takes far longer than the stream.
     """
     limit_s = (work.tuples.seconds or 0.0) * 2 + _PATIENCE_S
     with notes() as folder:
@@ -150,14 +136,7 @@ def settings_of(cores: int, batches: Sequence[int], checkpoint: bool) -> list[Pe
 def best_of(
     settings: Sequence[PeerSetting], measure: Callable[[PeerSetting], float], bench: Bench
 ) -> Beside:
-    """The peer with the setting that has the smallest figure, and what each had.
-
-    Example:
-        >>> settings = [PeerSetting(2, rows) for rows in (1, 10, 100)]
-        >>> best = best_of(settings, lambda s: abs(s.batch_rows - 12.0), Bench())
-        >>> best.setting.batch_rows, [one["figure"] for one in best.tried]
-        (10, [11.0, 2.0, 88.0])
-    """
+    """The peer with the setting that has the smallest figure, and what each had."""
     tried = []
     for setting in settings:
         bench.say(f"{PEER}: trying {described(setting)}")
@@ -167,14 +146,7 @@ def best_of(
 
 
 def described(setting: PeerSetting) -> str:
-    """A setting in words.
-
-    Example:
-        >>> described(PeerSetting(2, 100))
-        '2 processes, batches of 100'
-        >>> described(PeerSetting(1, 10, threads=8))
-        '1 process of 8 workers, batches of 10'
-    """
+    """A setting in words: "1 process of 8 workers, batches of 10"."""
     count = "1 process" if setting.processes == 1 else f"{setting.processes} processes"
     workers = f" of {setting.threads} workers" if setting.threads > 1 else ""
     return f"{count}{workers}, batches of {setting.batch_rows}"
@@ -195,13 +167,14 @@ class Beside(Figures):
     def as_dict(self) -> dict[str, Any]:
         """Everything, for `--json`."""
         figures: dict[str, Any] = {}
-        rounds: dict[str, dict[str, Samples]] = {"ours": {}, "theirs": {}}
         for name, theirs in self.theirs.items():
             ours = self.ours[name]
             figures |= percentiles(f"theirs_{name}", theirs) | percentiles(f"ours_{name}", ours)
             figures |= percentiles(f"ratio_{name}", ratios(ours, theirs))
-            rounds["ours"][name] = [round(value, 3) for value in ours]
-            rounds["theirs"][name] = [round(value, 3) for value in theirs]
+        rounds = {
+            side: {name: [round(value, 3) for value in of[name]] for name in self.theirs}
+            for side, of in (("ours", self.ours), ("theirs", self.theirs))
+        }
         return {
             "peer": PEER,
             "version": peer_version(),

@@ -137,13 +137,7 @@ Mapper = Callable[[State | None, tuple[int, bytes]], tuple[State, tuple[int, Sta
 
 
 def mapper(kind: str, cost_s: float) -> Mapper:
-    """The operator: a count and a sum per key, and the time that a tuple takes.
-
-    Example:
-        >>> count = mapper("count", 0.0)
-        >>> count((2, 50), (7, b""))
-        ((3, 57), (7, (3, 57)))
-    """
+    """The operator: a count and a sum per key, and the time that a tuple takes."""
 
     def count(state: State | None, row: tuple[int, bytes]) -> tuple[State, tuple[int, State]]:
         number, total = state or (0, 0)

@@ -41,33 +41,9 @@ class Files:
 
 
 def write_files(
-    folder: Path, generator: Generator, *, rows: int, batch_rows: int, warm_up_rows: int
+    folder: Path, generator: Generator, rows: int, batch_rows: int, warm_up_rows: int
 ) -> Files:
-    """Write a stream's tuples.
-
-    Args:
-        folder: Where; it is made.
-        generator: Of the tuples; without an end of its own.
-        rows: How many are counted; of them as many as fill batches are written.
-        batch_rows: Of each batch.
-        warm_up_rows: Of the batch before them.
-
-    Raises:
-        BadValueError: There is not one batch, or a batch has not a row for each file.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     files = write_files(
-        ...         Path(folder, "rows"),
-        ...         Generator(keys=5, payload=0),
-        ...         rows=100,
-        ...         batch_rows=40,
-        ...         warm_up_rows=10,
-        ...     )
-        ...     len(list(files.folder.iterdir())), files.batches, files.rows
-        (6, 2, 80)
-    """
+    """Write a stream's tuples into a new folder: as many of the rows as fill batches."""
     for name, number in (("rows of a batch", batch_rows), ("rows to warm up with", warm_up_rows)):
         if number < FILES:
             raise BadValueError(name, f"be at least {FILES}, one for each file", number)
@@ -95,8 +71,7 @@ def write_files(
 def _as_spark_has_it(batch: pa.RecordBatch) -> pa.Table:
     """The same with a payload of any length: Spark has no other."""
     table = pa.Table.from_batches([batch])
-    if "payload" in table.column_names:
-        place = table.schema.get_field_index("payload")
-        payload = table.column(place).cast(pa.binary())
-        table = table.set_column(place, "payload", payload)
-    return table
+    if "payload" not in table.column_names:
+        return table
+    place = table.column_names.index("payload")
+    return table.cast(table.schema.set(place, pa.field("payload", pa.binary())))

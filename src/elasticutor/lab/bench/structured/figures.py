@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from elasticutor.lab.bench.figures import (
     Figures,
@@ -15,6 +14,7 @@ from elasticutor.lab.bench.figures import (
     figure,
     grid,
     interval_as_dict,
+    median,
     percentiles,
     ratios,
     samples,
@@ -56,18 +56,13 @@ class Ran:
 
     @property
     def rows_s(self) -> float:
-        """Rows per second, over whole batches.
-
-        Example:
-            >>> Ran((TimedBatch(1000, 400), TimedBatch(1000, 100))).rows_s
-            4000.0
-        """
+        """Rows per second, over whole batches."""
         return self.rows / sum(batch.ms for batch in self.batches) * 1e3
 
     @property
     def batch_ms(self) -> float:
         """What a batch takes, as a median."""
-        return float(np.median([batch.ms for batch in self.batches]))
+        return statistics.median(batch.ms for batch in self.batches)
 
 
 class Runs(Figures):
@@ -113,7 +108,7 @@ class Compared(Figures):
     def best_rival(self) -> str:
         """Which of Spark's own APIs was the fastest."""
         rivals = (name for name in RIVALS if name in self.runs)
-        return max(rivals, key=lambda name: self.runs[name].spread("rows_s").median)
+        return max(rivals, key=lambda name: median(self.runs[name].rows_s))
 
     def ratio(self, one: str, other: str) -> Samples:
         """One query's rows per second over another's, by rounds."""
@@ -132,9 +127,9 @@ class Compared(Figures):
 
     def table(self, title: str) -> Table:
         """A row for each query."""
-        best = self.runs[self.best_rival].spread("rows_s").median
+        best = median(self.runs[self.best_rival].rows_s)
         for runs in self.runs.values():
-            runs.of_best = runs.spread("rows_s").median / best
+            runs.of_best = median(runs.rows_s) / best
         return grid(title, "query", self.runs)
 
 
@@ -162,9 +157,8 @@ class Small(Figures):
 
     def remarks(self) -> Iterator[str]:
         """Our share."""
-        own = self.spread("own_ms").median
-        than = "longer than those that pass through"
-        yield f"batches of {self.batch_rows} rows: {own:.0f} ms {than}"
+        own = f"{median(self.own_ms):.0f} ms longer than those that pass through"
+        yield f"batches of {self.batch_rows} rows: {own}"
 
 
 class Uniform(Figures):

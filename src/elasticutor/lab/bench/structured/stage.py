@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from elasticutor.lab.bench.live import BenchError, unheard
+from elasticutor.lab.bench.live import Bench, BenchError, unheard
 from elasticutor.lab.bench.structured.data import FILES, Files
 from elasticutor.lab.bench.structured.figures import PASSTHROUGH, Ran, TimedBatch
 from elasticutor.lab.bench.work import Burning
@@ -20,15 +20,63 @@ from elasticutor.operator import Operator
 if TYPE_CHECKING:
     from elasticutor.lab.bench.structured.bench import StructuredBench
 
-_PACKAGES = {"pyspark": "pyspark", "pandas": "pandas", "google.protobuf": "protobuf"}
+_PACKAGES = {
+    "pyspark": ("pyspark", "'elasticutor[spark]'"),
+    "pandas": ("pandas", "'pandas<3'"),
+    "google.protobuf": ("protobuf", "protobuf"),
+}
+"""By module: the package that has it, and what to install."""
 _GLANCE_S = 0.25
 
 
-class MeasuredStage(Protocol):
-    """Where queries run."""
+def require_packages() -> None:
+    """See that everything is there that Spark's own APIs need."""
+    for module, (package, wanted) in _PACKAGES.items():
+        if not _is_there(module):
+            hint = f"pip install {wanted}"
+            raise BenchError(package, "be installed", f"no module {module}", hint)
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package around it
+        return False
+
+
+@contextmanager
+def spark_stage(setting: StructuredBench, folder: Path, bench: Bench) -> Iterator[SparkStage]:
+    """A local Spark, gone at the end; Spark's own messages are not shown, unless it fails to start.
+
+    The folder is for the rows and for the queries' checkpoints.
+    """
+    require_packages()
+    from elasticutor.lab.spark.rivals import rivals_session
+
+    made: list[Any] = []
+    try:
+        with unheard():
+            _aside(lambda _: made.append(rivals_session(f"local[{setting.slots}]", setting.cores)))
+        yield SparkStage(made[0], setting, folder, bench)
+    finally:
+        _aside(lambda _: [spark.stop() for spark in made])
+
+
+class SparkStage:
+    """Where queries run, where files go, and what shows it."""
+
+    def __init__(self, spark: Any, setting: StructuredBench, folder: Path, bench: Bench) -> None:
+        self.folder = folder
+        self.bench = bench
+        self._spark = spark
+        self._setting = setting
+        self._runs = 0
 
     def cluster(self) -> AbstractContextManager[Any]:
         """A cluster for elastic operators, gone at the end."""
+        from elasticutor.spark import Cluster
+
+        return Cluster(self._spark, nodes=1, cores=self._setting.cores)
 
     def run(
         self,
@@ -50,80 +98,10 @@ class MeasuredStage(Protocol):
             most_s: End it after so long, but not before a batch has counted.
             balance: Whether an elastic one may move shards.
         """
-
-
-def require_packages() -> None:
-    """See that everything is there that Spark's own APIs need.
-
-    Raises:
-        BenchError: Something is not; says how to install it.
-    """
-    for module, package in _PACKAGES.items():
-        if not _is_there(module):
-            hint = f"pip install {package}"
-            if package == "pyspark":
-                hint = "pip install 'elasticutor[spark]'"
-            elif package == "pandas":
-                hint = "pip install 'pandas<3'"
-            raise BenchError(package, "be installed", f"no module {module}", hint)
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package around it
-        return False
-
-
-@contextmanager
-def spark_stage(setting: StructuredBench, folder: Path) -> Iterator[MeasuredStage]:
-    """A local Spark, gone at the end; Spark's own messages are not shown, unless it fails to start.
-
-    Args:
-        setting: What is to be run.
-        folder: For the queries' checkpoints.
-
-    Raises:
-        BenchError: A package is missing.
-    """
-    require_packages()
-    from elasticutor.lab.spark.rivals import rivals_session
-
-    made: list[Any] = []
-    try:
-        with unheard():
-            _aside(lambda _: made.append(rivals_session(f"local[{setting.slots}]", setting.cores)))
-        yield _SparkStage(made[0], setting, folder)
-    finally:
-        _aside(lambda _: [spark.stop() for spark in made])
-
-
-class _SparkStage:
-    def __init__(self, spark: Any, setting: StructuredBench, folder: Path) -> None:
-        self._spark = spark
-        self._setting = setting
-        self._folder = folder
-        self._runs = 0
-
-    def cluster(self) -> AbstractContextManager[Any]:
-        from elasticutor.spark import Cluster
-
-        return Cluster(self._spark, nodes=1, cores=self._setting.cores)
-
-    def run(
-        self,
-        name: str,
-        files: Files,
-        operator: Operator | Burning | None = None,
-        *,
-        cluster: Any = None,
-        most_s: float = math.inf,
-        balance: bool = True,
-    ) -> Ran:
         from elasticutor.lab.spark import rivals
 
         self._runs += 1
-        checkpoint = self._folder / f"checkpoint-{self._runs}"
+        checkpoint = self.folder / f"checkpoint-{self._runs}"
         setting = self._setting
 
         def batches(ended: threading.Event) -> list[tuple[int, float]]:
@@ -146,7 +124,6 @@ class _SparkStage:
 
 
 Found = TypeVar("Found")
-"""What comes of a call."""
 
 
 def _aside(call: Callable[[threading.Event], Found]) -> Found:

@@ -12,10 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.table import Table
 from typer.core import TyperGroup
 
-from elasticutor.cli.output import err, note, out, print_json
+from elasticutor.cli.output import INTERRUPTED, err, note, out, print_json, print_table
 from elasticutor.lab.cli.declared import command_of
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from elasticutor.lab.bench.figures import Figures
     from elasticutor.lab.bench.live import Bench
 
-_INTERRUPTED = 130
 _PLACE = "elasticutor.lab.bench."
 _BENCHMARKS = {
     "core": "alone.core.CoreBench",
@@ -83,10 +81,10 @@ def _run(benchmark: Benchmark, as_json: bool) -> None:
     except InterruptedBenchError as interrupted:
         note(str(interrupted))
         _print(benchmark, interrupted.found, bench, as_json)
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
     except KeyboardInterrupt:
         note("interrupted; everything that was started has been stopped")
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
     _print(benchmark, found, bench, as_json)
     if found.failed:
         raise typer.Exit(1)
@@ -114,12 +112,7 @@ def _print(benchmark: Benchmark, found: Figures, bench: Bench, as_json: bool) ->
         print_json(benchmark.as_dict(found, bench))
     else:
         for shown in found.tables(benchmark.title()):
-            table = Table(*shown.columns, title=shown.title)
-            for column in table.columns[1:]:
-                column.justify = "right"
-            for row in shown.rows:
-                table.add_row(*row)
-            out.print(table)
+            print_table(shown.title, shown.columns, shown.rows)
         for remark in found.remarks():
             out.print(remark)
         reference = bench.machine.as_dict()["reference_us"]
