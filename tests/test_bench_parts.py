@@ -10,7 +10,7 @@ import pytest
 
 from elasticutor.driver.metrics import Moment
 from elasticutor.errors import BadValueError
-from elasticutor.lab.bench.figures import percentiles, ratios, with_interval
+from elasticutor.lab.bench.declare import percentiles, ratios, with_interval
 from elasticutor.lab.bench.live import Bench, rate_between
 from elasticutor.lab.bench.load.shuffle import OutputTimes, hottest_share
 from elasticutor.lab.bench.load.surge import LoadRise, _backlog_gone_s

@@ -25,12 +25,18 @@ from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
 from elasticutor.lab.bench import live
-from elasticutor.lab.bench.checkpoint.bench import CheckpointBench, CheckpointFigures
+from elasticutor.lab.bench.checkpoint.bench import (
+    CheckpointBench,
+    CheckpointFigures,
+    EndedEpoch,
+    Overhead,
+    ended_between,
+)
 from elasticutor.lab.bench.checkpoint.dirty import DirtyFigures, Written
-from elasticutor.lab.bench.checkpoint.overhead import EndedEpoch, Overhead, ended_between
 from elasticutor.lab.bench.checkpoint.restore import RestoreFigures, Started, Steps, measure_restore
 from elasticutor.lab.bench.checkpoint.state import Store, filled, sweep
-from elasticutor.lab.bench.live import BadOptionError, Bench, BenchError, scratch
+from elasticutor.lab.bench.live import Bench, BenchError, scratch
+from elasticutor.lab.options import BadOptionError
 
 PATIENCE_S = 60.0
 QUICK = ("--interval", "0.2", "--seconds", "0.8", "--warm-up", "0.3", "--pairs", "1")

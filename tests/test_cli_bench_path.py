@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from elasticutor.cli.app import app
 from elasticutor.lab.bench import live, path
-from elasticutor.lab.bench.figures import median
+from elasticutor.lab.bench.declare import median
 from elasticutor.lab.bench.live import OPERATOR, BenchError
 from elasticutor.lab.bench.path import PathBench, PathFigures, hops_of, processes, read_notes
 from elasticutor.lab.bench.tracing import TRACE

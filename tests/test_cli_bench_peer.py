@@ -21,17 +21,17 @@ from elasticutor.core.paradigm import ParadigmName
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.lab.bench import latency as latency_bench
 from elasticutor.lab.bench import live
-from elasticutor.lab.bench.figures import percentiles, ratios
+from elasticutor.lab.bench.declare import percentiles, ratios
 from elasticutor.lab.bench.latency import LatencyBench, LatencyFigures
 from elasticutor.lab.bench.live import Bench, BenchError
 from elasticutor.lab.bench.load import shift as shift_bench
 from elasticutor.lab.bench.load.elastic import ElasticBench
 from elasticutor.lab.bench.load.emulated import ElasticRun
-from elasticutor.lab.bench.operators import CountAndSum
 from elasticutor.lab.bench.peer import beside as peer_bench
 from elasticutor.lab.bench.peer.beside import PeerRun, PeerSetting, PeerWork
 from elasticutor.lab.bench.record import Latency
 from elasticutor.lab.bench.throughput import ThroughputBench
+from elasticutor.lab.bench.work import CountAndSum
 from elasticutor.operator import Operator
 from elasticutor.sources import Generator
 

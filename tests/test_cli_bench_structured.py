@@ -25,9 +25,8 @@ from typer.testing import CliRunner, Result
 
 from elasticutor.cli.app import app
 from elasticutor.errors import BadValueError
-from elasticutor.lab.bench.figures import with_interval
+from elasticutor.lab.bench.declare import with_interval
 from elasticutor.lab.bench.live import Bench, BenchError
-from elasticutor.lab.bench.operators import Count, CountBatches
 from elasticutor.lab.bench.structured import bench as structured
 from elasticutor.lab.bench.structured import stage as spark_stage
 from elasticutor.lab.bench.structured.bench import StructuredBench
@@ -42,7 +41,7 @@ from elasticutor.lab.bench.structured.figures import (
     Uniform,
 )
 from elasticutor.lab.bench.structured.stage import _require_batches, require_packages
-from elasticutor.lab.bench.work import Burn, Burning
+from elasticutor.lab.bench.work import Burn, Burning, Count, CountBatches
 from elasticutor.operator import Operator, kind_of
 from elasticutor.sources import Generator
 

@@ -16,15 +16,14 @@ from typing import Any
 
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, Samples, figure, samples
-from elasticutor.lab.bench.live import BadOptionError, Bench, measured, notes, pipeline
+from elasticutor.lab.bench.declare import Benchmark, Figures, Samples, figure, samples
+from elasticutor.lab.bench.live import Bench, measured, notes, pipeline
 from elasticutor.lab.bench.load.elastic import ElasticBench
 from elasticutor.lab.bench.load.shift import measure_shift
 from elasticutor.lab.bench.peer import beside as peers
 from elasticutor.lab.bench.record import Latency
 from elasticutor.lab.bench.work import Burn
-from elasticutor.lab.options import option
+from elasticutor.lab.options import BadOptionError, option
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 

@@ -22,7 +22,7 @@ from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.metrics import Moment, RunMetrics
 from elasticutor.driver.run import Run
 from elasticutor.errors import ElasticutorError
-from elasticutor.lab.bench.figures import Samples, percentiles
+from elasticutor.lab.bench.declare import Samples, percentiles
 from elasticutor.operator import Operator
 from elasticutor.process.hosting.directories import SHARED_MEMORY
 from elasticutor.sinks import Sink
@@ -47,14 +47,6 @@ Side = TypeVar("Side")
 
 class BenchError(ElasticutorError, RuntimeError):
     """A benchmark that did not measure what it was to measure."""
-
-
-class BadOptionError(ValueError):
-    """An option that cannot be, or not together with the others."""
-
-    def __init__(self, option: str, reason: str) -> None:
-        super().__init__(reason)
-        self.option = option
 
 
 class InterruptedBenchError(KeyboardInterrupt):

@@ -11,10 +11,9 @@ import re
 from typing import Any
 
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import MEDIAN, Figures, Samples, figure, samples
+from elasticutor.lab.bench.declare import MEDIAN, Benchmark, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import Bench, BenchError, pipeline, roles
-from elasticutor.lab.bench.operators import CountAndSumBatch
+from elasticutor.lab.bench.work import CountAndSumBatch
 from elasticutor.lab.options import option
 from elasticutor.lab.proc import PROC, parent_of
 from elasticutor.sinks import NoSink

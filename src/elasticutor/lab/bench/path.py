@@ -29,8 +29,8 @@ from typing import Any
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import (
+from elasticutor.lab.bench.declare import (
+    Benchmark,
     Figures,
     Samples,
     Table,

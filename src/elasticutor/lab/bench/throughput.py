@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, Samples, figure, samples
+from elasticutor.lab.bench.declare import Benchmark, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import Bench, BenchError, notes, pipeline
-from elasticutor.lab.bench.operators import KINDS
 from elasticutor.lab.bench.peer import beside as peers
 from elasticutor.lab.bench.record import NotingSink, NotingSource, Recording
+from elasticutor.lab.bench.work import KINDS
 from elasticutor.lab.options import option
 from elasticutor.operator import Operator
 from elasticutor.sources import Generator

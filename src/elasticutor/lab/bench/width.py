@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, Samples, figure, samples
+from elasticutor.lab.bench.declare import Benchmark, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import Bench, chunks_of, measured, notes, pipeline
 from elasticutor.lab.bench.record import NotingSink, NotingSource, Recording
 from elasticutor.lab.bench.work import Emulate

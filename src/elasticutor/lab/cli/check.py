@@ -9,7 +9,7 @@ from elasticutor.lab.check.mutants import ALL
 from elasticutor.lab.check.runner import CheckResult, run_seed, run_seeds
 from elasticutor.lab.check.trace import Trace
 from elasticutor.lab.cli.declared import command_of
-from elasticutor.lab.options import Options, option
+from elasticutor.lab.options import BadOptionError, Options, option
 
 _MOST_SHOWN = 5  # failing seeds that are explained at once
 _MUTANT_SEEDS = 300
@@ -36,9 +36,7 @@ def _check(options: CheckOptions, as_json: bool) -> None:
     replayed with [bold]--seed K --trace[/bold].
     """
     if options.trace and options.seed is None:
-        raise typer.BadParameter(
-            "needs --seed K: a trace is the story of one run", None, None, "--trace"
-        )
+        raise BadOptionError("--trace", "needs --seed K: a trace is the story of one run")
     if options.mutants:
         _check_mutants(as_json)
     elif options.seed is not None:

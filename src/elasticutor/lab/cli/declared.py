@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from elasticutor.lab.options import Option, Options
+from elasticutor.lab.options import BadOptionError, Option, Options
 
 Given = TypeVar("Given", bound=Options)
 
@@ -24,7 +24,10 @@ def command_of(
     """
 
     def command(as_json: bool, **given: Any) -> None:
-        run(options(**given), as_json)
+        try:
+            run(options(**given), as_json)
+        except BadOptionError as error:
+            raise typer.BadParameter(str(error), None, None, error.option) from None
 
     types = get_type_hints(options)
     asked = {

@@ -15,7 +15,7 @@ from elasticutor.cli.pictures import require_drawing
 from elasticutor.core.paradigm import ParadigmName
 from elasticutor.errors import BadValueError
 from elasticutor.lab.cli.declared import command_of
-from elasticutor.lab.options import Options, option
+from elasticutor.lab.options import BadOptionError, Options, option, read_option
 
 if TYPE_CHECKING:  # what is simulated is imported when it is needed: it takes a moment
     from elasticutor.lab.sim.cluster import SimulatedCluster
@@ -87,7 +87,7 @@ class SimOptions(Options):
             cost_s=self.cost_ms * 1e-3,
             exponential=self.cost_dist == "exponential",
             state_bytes=round(self.state_kb * 1024),
-            rate=_rate(self.rate),
+            rate=read_option("--rate", self.rate, _rate, "max, or a number above 0"),
             warmup_s=self.warmup,
             latency_target_s=self.latency_target_ms * 1e-3,
             inside_s=self.inside_ms * 1e-3,
@@ -168,28 +168,19 @@ def _costs(times: float, message_us: float | None) -> Costs:
 
 
 def _rate(given: str) -> float:
-    if given == "max":
-        return math.inf
-    try:
-        rate = float(given)
-    except ValueError:
-        rate = math.nan
-    if not 0 < rate < math.inf:
-        raise typer.BadParameter(
-            f"{given!r} is neither max nor a number above 0", None, None, "--rate"
-        )
+    rate = math.inf if given == "max" else float(given)
+    if not rate > 0 or (math.isinf(rate) and given != "max"):
+        raise ValueError
     return rate
 
 
 def _surge(given: str | None) -> Surge | None:
     from elasticutor.lab.sim.surge import Surge
 
-    if given is None:
-        return None
     try:
-        return Surge.parse(given)
+        return None if given is None else Surge.parse(given)
     except BadValueError as error:
-        raise typer.BadParameter(str(error), None, None, "--surge") from None
+        raise BadOptionError("--surge", str(error)) from None
 
 
 def _rows(found: Report) -> Iterator[tuple[str, str]]:

@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Any
 
-from elasticutor.lab.bench.figures import Figures, figure
+from elasticutor.lab.bench.declare import Figures, figure
 from elasticutor.lab.bench.live import chunks_of
-from elasticutor.lab.bench.load.delayed_source import DelayedSource
+from elasticutor.lab.bench.record import DelayedSource
 from elasticutor.lab.bench.work import Emulate
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator, HotKey

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from typing import ClassVar
 
 import numpy as np
 
@@ -22,8 +21,7 @@ from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, TaskId
 from elasticutor.errors import BadValueError
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, Samples, figure, samples
+from elasticutor.lab.bench.declare import Benchmark, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import Bench
 from elasticutor.lab.options import option
 
@@ -70,8 +68,7 @@ class CoreBench(Benchmark):
     """What the core's logic costs per chunk, in microseconds; no process, no socket."""
 
     about = "core logic: {shards} shards, {tasks} tasks"
-
-    facts: ClassVar[tuple[str, ...]] = ("reference_us",)
+    facts = ("reference_us",)
 
     shards: int = option(256, "Shards of the executor.", min=1, key="shards")
     tasks: int = option(8, "Its cores.", min=1, key="tasks")

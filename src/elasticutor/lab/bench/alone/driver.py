@@ -22,10 +22,9 @@ from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.supervisor import Supervisor
 from elasticutor.lab.bench import options
 from elasticutor.lab.bench.alone.stand_ins import StandInWork, be_ends, be_nodes
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, figure
+from elasticutor.lab.bench.declare import Benchmark, Figures, figure
 from elasticutor.lab.bench.live import Bench, BenchError, notes
-from elasticutor.lab.bench.operators import COUNTS_AND_SUMS, CountAndSum
+from elasticutor.lab.bench.work import COUNTS_AND_SUMS, CountAndSum
 from elasticutor.lab.options import option
 from elasticutor.lab.proc import PROC, cpu_s, stat_of
 from elasticutor.operator import Operator, State

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import MEDIAN, Figures, Samples, figure, samples
+from elasticutor.lab.bench.declare import MEDIAN, Benchmark, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import Bench, shared_memory
 from elasticutor.lab.options import option
 from elasticutor.state.cache import StateCache
@@ -55,8 +54,7 @@ class FlushBench(Benchmark):
     """What the end of an epoch costs a task, in CPU time; no other process."""
 
     about = "an epoch that changes {changed:,} of {states:,} states"
-
-    facts: ClassVar[tuple[str, ...]] = ()
+    facts = ()
 
     states: int = option(100_000, "That a task has cached.", min=1, key="states")
     changed: int = option(50_000, "Of these in every epoch.", min=1, key="changed")

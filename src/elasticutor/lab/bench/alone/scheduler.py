@@ -23,8 +23,7 @@ from elasticutor.core.scheduler.placement import place
 from elasticutor.core.scheduler.scheduler import CorePlan, Scheduler
 from elasticutor.lab.bench import options
 from elasticutor.lab.bench.alone.assignment import against_optimum
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, Samples, figure, samples
+from elasticutor.lab.bench.declare import Benchmark, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import Bench
 from elasticutor.lab.options import option
 

@@ -14,7 +14,7 @@ from typing import Any
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
 from elasticutor.lab.bench.checkpoint.state import PATIENCE_S, Store
-from elasticutor.lab.bench.figures import MEDIAN, P50, Figures, Samples, figure, samples
+from elasticutor.lab.bench.declare import MEDIAN, P50, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import Bench, BenchError, watch
 from elasticutor.sinks import NoSink
 from elasticutor.state.checkpoint import StateFile

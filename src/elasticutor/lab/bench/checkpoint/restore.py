@@ -21,7 +21,7 @@ from elasticutor.driver.checkpoints import form_of, opened, release
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
 from elasticutor.lab.bench.checkpoint.state import PATIENCE_S, Store
-from elasticutor.lab.bench.figures import MEDIAN, Figures, Samples, Table, figure, grid, samples
+from elasticutor.lab.bench.declare import MEDIAN, Figures, Samples, Table, figure, grid, samples
 from elasticutor.lab.bench.live import SINK, Bench, BenchError, shared_memory, watch
 from elasticutor.sinks import MemorySink
 from elasticutor.state.checkpoint import Restorer

@@ -15,12 +15,18 @@ from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.core.paradigm import PARADIGMS, ParadigmName
 from elasticutor.errors import BadValueError
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark, read_option
-from elasticutor.lab.bench.figures import Figures, figure, interval_as_dict, percentiles, ratios
-from elasticutor.lab.bench.live import BadOptionError, Bench, chunks_of
+from elasticutor.lab.bench.declare import (
+    Benchmark,
+    Figures,
+    figure,
+    interval_as_dict,
+    percentiles,
+    ratios,
+)
+from elasticutor.lab.bench.live import Bench, chunks_of
 from elasticutor.lab.bench.load.emulated import ElasticRun, median_or_none, run_once
 from elasticutor.lab.bench.load.surge import LoadRise, run_surge
-from elasticutor.lab.options import option
+from elasticutor.lab.options import BadOptionError, option, read_option
 from elasticutor.sources import Generator
 
 _COST = re.compile(r"sleep:([0-9.]+)(us|ms|s)")

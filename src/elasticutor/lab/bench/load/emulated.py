@@ -18,7 +18,7 @@ from elasticutor.core.paradigm import ParadigmName
 from elasticutor.core.scheduler.scheduler import SchedulerConfig
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
-from elasticutor.lab.bench.figures import P50, Figures, Samples, figure, samples
+from elasticutor.lab.bench.declare import P50, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import OPERATOR, SINK, SOURCE, BenchError, notes, watch
 from elasticutor.lab.bench.load.shuffle import OutputTimes
 from elasticutor.lab.bench.record import Latency, NotingSink, NotingSource, Recording

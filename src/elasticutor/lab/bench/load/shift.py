@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from elasticutor.core.paradigm import ParadigmName
-from elasticutor.lab.bench.figures import Figures, Samples, figure, percentiles, ratios, samples
+from elasticutor.lab.bench.declare import Figures, Samples, figure, percentiles, ratios, samples
 from elasticutor.lab.bench.live import Bench
 from elasticutor.lab.bench.load.elastic import ElasticBench
 from elasticutor.lab.bench.load.emulated import run_once

@@ -12,8 +12,8 @@ from elasticutor.core.paradigm import ParadigmName
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.metrics import Moment
 from elasticutor.lab.bench.live import watch
-from elasticutor.lab.bench.load.delayed_source import DelayedSource
 from elasticutor.lab.bench.load.emulated import BIN_S, ElasticRun, submit
+from elasticutor.lab.bench.record import DelayedSource
 from elasticutor.sinks import NoSink
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, figure
+from elasticutor.lab.bench.declare import Benchmark, Figures, figure
 from elasticutor.lab.bench.live import OPERATOR, SINK, Bench
 from elasticutor.lab.bench.record import Remade
 from elasticutor.lab.options import option
@@ -190,8 +189,7 @@ class ConsistencyBench(Benchmark):
     """
 
     about = "consistency under moves"
-
-    facts: ClassVar[tuple[str, ...]] = ()
+    facts = ()
 
     seconds: float = options.SECONDS(300.0, help="How long the sources send.", key="")
     rate: float = option(20_000.0, "Tuples per second in all.", min=1)

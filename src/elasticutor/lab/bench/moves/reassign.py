@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,8 +23,7 @@ from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError, ElasticutorError
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark, read_numbers
-from elasticutor.lab.bench.figures import P50_P99, Figures, Samples, figure, samples
+from elasticutor.lab.bench.declare import P50_P99, Benchmark, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import OPERATOR, Bench, InterruptedBenchError, notes, pipeline
 from elasticutor.lab.bench.moves.touches import (
     MOVED,
@@ -36,7 +35,7 @@ from elasticutor.lab.bench.moves.touches import (
     Where,
 )
 from elasticutor.lab.bench.record import Floats, NotingSink, NotingSource, Recording
-from elasticutor.lab.options import option
+from elasticutor.lab.options import option, read_numbers
 
 _WINDOW_S = 0.1
 _WARM_UP = 4  # moves that do not count: the first writes everything that was loaded
@@ -107,8 +106,7 @@ class ReassignBench(Benchmark):
     """
 
     about = "hand-over of one shard under load, and the p99 of tuples of other shards"
-
-    facts: ClassVar[tuple[str, ...]] = ()
+    facts = ()
 
     state_kb: str = option(
         "0.1,32,1024,32768", "Sizes of the shard that moves, in KB, with commas between them."

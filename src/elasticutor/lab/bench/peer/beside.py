@@ -25,9 +25,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from elasticutor.lab.bench.figures import Figures, Samples, cells, percentiles, ratios
-from elasticutor.lab.bench.live import BadOptionError, Bench, BenchError, notes
+from elasticutor.lab.bench.declare import Figures, Samples, cells, percentiles, ratios
+from elasticutor.lab.bench.live import Bench, BenchError, notes
 from elasticutor.lab.bench.record import Floats, Latency
+from elasticutor.lab.options import BadOptionError
 from elasticutor.sources import Generator
 
 PEER = "bytewax"

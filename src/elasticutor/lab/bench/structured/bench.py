@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, Table, figure
-from elasticutor.lab.bench.live import BadOptionError, Bench, scratch
-from elasticutor.lab.bench.operators import Count, CountBatches
+from elasticutor.lab.bench.declare import Benchmark, Figures, Table, figure
+from elasticutor.lab.bench.live import Bench, scratch
 from elasticutor.lab.bench.structured.data import Files, write_files
 from elasticutor.lab.bench.structured.figures import (
     ELASTIC,
@@ -34,8 +32,8 @@ from elasticutor.lab.bench.structured.figures import (
     Uniform,
 )
 from elasticutor.lab.bench.structured.stage import SparkStage, require_packages, spark_stage
-from elasticutor.lab.bench.work import Burn, Burning
-from elasticutor.lab.options import option
+from elasticutor.lab.bench.work import Burn, Burning, Count, CountBatches
+from elasticutor.lab.options import BadOptionError, option
 from elasticutor.operator import Operator
 from elasticutor.sources import Generator
 

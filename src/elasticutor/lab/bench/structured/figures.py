@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elasticutor.lab.bench.figures import (
+from elasticutor.lab.bench.declare import (
     Figures,
     Samples,
     Table,

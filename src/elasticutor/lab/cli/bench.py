@@ -18,8 +18,7 @@ from elasticutor.cli.output import INTERRUPTED, err, note, out, print_json, prin
 from elasticutor.lab.cli.declared import command_of
 
 if TYPE_CHECKING:
-    from elasticutor.lab.bench.declare import Benchmark
-    from elasticutor.lab.bench.figures import Figures
+    from elasticutor.lab.bench.declare import Benchmark, Figures
     from elasticutor.lab.bench.live import Bench
 
 _PLACE = "elasticutor.lab.bench."
@@ -70,14 +69,12 @@ def _root() -> None:
 
 
 def _run(benchmark: Benchmark, as_json: bool) -> None:
-    from elasticutor.lab.bench.live import BadOptionError, InterruptedBenchError
+    from elasticutor.lab.bench.live import InterruptedBenchError
 
     try:
         with _bench() as bench:
             benchmark.check()
             found = benchmark.measure(bench)
-    except BadOptionError as error:
-        raise typer.BadParameter(str(error), None, None, error.option) from None
     except InterruptedBenchError as interrupted:
         note(str(interrupted))
         _print(benchmark, interrupted.found, bench, as_json)
