@@ -28,8 +28,8 @@ from elasticutor.lab.bench.load import shift as shift_bench
 from elasticutor.lab.bench.load.elastic import ElasticBench
 from elasticutor.lab.bench.load.emulated import ElasticRun
 from elasticutor.lab.bench.peer import beside as peer_bench
-from elasticutor.lab.bench.peer.beside import PeerRun, PeerSetting, PeerWork
-from elasticutor.lab.bench.record import Latency
+from elasticutor.lab.bench.peer.beside import PeerSetting, PeerWork
+from elasticutor.lab.bench.record import Latency, Recording
 from elasticutor.lab.bench.throughput import ThroughputBench
 from elasticutor.lab.bench.work import CountAndSum
 from elasticutor.operator import Operator
@@ -42,19 +42,19 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "spark_cluster", lambda *_, **__: nullcontext())
 
 
-def recorded(work: PeerWork, setting: PeerSetting) -> PeerRun:
+def recorded(work: PeerWork, setting: PeerSetting) -> Recording:
     """A peer that takes 2 ms, and 10 ms more with batches that are not of ten; 5,000 rows/s."""
     tuples = work.tuples
     rows = tuples.rows or round((tuples.rate or 0.0) * (tuples.seconds or 0.0))
     due_s = np.arange(rows) / (tuples.rate or 5_000.0)
     slow_s = 0.002 + 0.010 * (setting.batch_rows % 10 != 0 or setting.batch_rows == 100)
-    return PeerRun(due_s, due_s + slow_s)
+    return Recording(0.0, due_s + slow_s, np.ones(rows, np.int64), due_s)
 
 
 def test_a_peer_that_is_not_installed_is_refused_with_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(peer_bench, "peer_version", lambda: None)
+    monkeypatch.setattr(peer_bench, "version_of", lambda package: None)
     for command in ("latency", "throughput"):
         result = CliRunner().invoke(app, ["bench", command, "--beside", "bytewax"])
         assert isinstance(result.exception, BenchError)
@@ -86,7 +86,7 @@ def test_latency_is_paired_with_the_peers_best_setting_round_by_round(
         for name in latency_bench.PERCENTILES:
             getattr(found, name).append(value)
 
-    def peer(work: PeerWork, setting: PeerSetting) -> PeerRun:
+    def peer(work: PeerWork, setting: PeerSetting) -> Recording:
         order.append(f"theirs {work.tuples.seed}")
         return recorded(work, setting)
 
@@ -166,7 +166,7 @@ spec, number = json.loads(sys.argv[1]), int(sys.argv[2])
 folder = Path(spec["folder"])
 (folder / "began").write_text("100.0")
 np.savez(folder / f"sink-{{number}}.npz", arrivals=np.array([101.0 + number]),
-         rows=np.array([2]), due_s=np.array([0.5, 0.75]))
+         rows=np.array([2]), times=np.array([500_000, 750_000]))
 """
 
 

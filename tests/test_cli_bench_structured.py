@@ -30,7 +30,6 @@ from elasticutor.lab.bench.live import Bench, BenchError
 from elasticutor.lab.bench.structured import bench as structured
 from elasticutor.lab.bench.structured import stage as spark_stage
 from elasticutor.lab.bench.structured.bench import StructuredBench
-from elasticutor.lab.bench.structured.data import FILES, Files, write_files
 from elasticutor.lab.bench.structured.figures import (
     RIVALS,
     Compared,
@@ -40,7 +39,13 @@ from elasticutor.lab.bench.structured.figures import (
     TimedBatch,
     Uniform,
 )
-from elasticutor.lab.bench.structured.stage import _require_batches, require_packages
+from elasticutor.lab.bench.structured.stage import (
+    FILES,
+    Files,
+    _require_batches,
+    require_packages,
+    write_files,
+)
 from elasticutor.lab.bench.work import Burn, Burning, Count, CountBatches
 from elasticutor.operator import Operator, kind_of
 from elasticutor.sources import Generator

@@ -2,10 +2,8 @@
 
 Every tuple burns CPU time, as the paper's do (1 ms); tuples fall due by the clock, at a share of
 what the tasks could do at most. Latency counts from when a tuple was due, whether or not there was
-time to send it then. The first seconds do not count.
-
-Beside a peer, runs of both take turns, with the same keys, costs and due times; the peer's settings
-are tried out first, and the best are kept. Load that shifts: `lab.bench.load.shift`.
+time to send it then. Beside a peer, runs of both take turns, with the same keys, costs and due
+times. Load that shifts: `lab.bench.load.shift`.
 """
 
 from __future__ import annotations
@@ -71,11 +69,9 @@ class LatencyBench(Benchmark):
     zipf: float = option(1.0, "With --shift: skew of the keys.", min=0)
 
     def title(self) -> str:
-        """Of the table; another one with --shift."""
         return (_ABOUT_SHIFT if self.shift else self.about).format(**vars(self))
 
     def check(self) -> None:
-        """Refuse a peer that cannot be run, and checkpoints of a load that shifts."""
         peers.require_peer(self.beside)
         if self.shift and self.checkpoint:
             raise BadOptionError("--checkpoint", "not together with --shift")
@@ -85,7 +81,6 @@ class LatencyBench(Benchmark):
         return {} if self.shift else super().given()
 
     def measure(self, bench: Bench) -> Figures:
-        """Runs of ours, in turns with the peer's."""
         if self.shift:
             return measure_shift(bench, self.shifting(), self.repeat, with_peer=bool(self.beside))
         found = LatencyFigures(offered_rows_s=self.load * self.cores / (self.cost_ms / 1e3))

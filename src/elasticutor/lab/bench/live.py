@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -187,12 +187,10 @@ def scratch(under: Path | None = None) -> Iterator[Path]:
             time.sleep(0.05)
 
 
-@contextmanager
-def shared_memory() -> Iterator[str]:
-    """A directory where nodes have their stores too, if there is such a place."""
+def shared_memory() -> AbstractContextManager[str]:
+    """A directory where nodes have their stores too, if there is such a place; gone at the end."""
     there = SHARED_MEMORY if Path(SHARED_MEMORY).is_dir() else None
-    with tempfile.TemporaryDirectory(prefix=_FOLDERS, dir=there) as place:
-        yield place
+    return tempfile.TemporaryDirectory(prefix=_FOLDERS, dir=there)
 
 
 def pipeline(
@@ -295,12 +293,13 @@ class Machine:
                 "system": platform.system(),
                 "python": platform.python_version(),
                 "pyarrow": version("pyarrow"),
-                "pyspark": _version_of("pyspark"),
+                "pyspark": version_of("pyspark"),
             },
         }
 
 
-def _version_of(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Which version of a package is installed, if one is."""
     try:
         return version(package)
     except ImportError:

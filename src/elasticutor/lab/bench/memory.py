@@ -52,7 +52,6 @@ class MemoryFigures(Figures):
     kinds: dict[str, Weight] = figure("process", default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         kinds = self.kinds.items()
         return {f"{kind}_{name}": mb for kind, one in kinds for name, mb in one.as_dict().items()}
 
@@ -67,7 +66,6 @@ class MemoryBench(Benchmark):
     repeat: int = options.REPEAT(3, key="repeat")
 
     def measure(self, bench: Bench) -> MemoryFigures:
-        """Weigh the processes of runs that are drained."""
         found = MemoryFigures()
         with bench.cluster(self.cores) as cluster:
             for number in bench.runs(self.repeat, f"{self.cores} tasks"):

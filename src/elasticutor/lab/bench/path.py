@@ -83,7 +83,6 @@ class PathFigures(Figures):
     sampled: int = figure(default=0)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         return {
             **super().as_dict(),
             "cpu_beyond_ms_by_role": {
@@ -96,7 +95,6 @@ class PathFigures(Figures):
         }
 
     def tables(self, title: str) -> Iterator[Table]:
-        """Hops, and CPU time by kind of process."""
         hops = [
             (hop, part, *cells(values, ",.0f"))
             for hop, parts in self.hops_us.items()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,7 +23,8 @@ from elasticutor.sources import Generator, Offer, Reader, Source
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-_BEGAN, _ARRIVED = "began", "arrived.npz"
+BEGAN, ARRIVED = "began", "arrived.npz"
+"""Files of notes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,22 +41,29 @@ class Recording:
     """When each row was due, in seconds after the beginning; empty if the rows do not say."""
 
     @classmethod
-    def load(cls, folder: Path) -> Recording:
-        """What was noted in a folder, by a run that is drained."""
-        began = float((folder / _BEGAN).read_text())
-        with np.load(folder / _ARRIVED) as noted:
-            arrivals, rows, times = noted["arrivals"], noted["rows"], noted["times"]
+    def load(cls, folder: Path, sinks: Sequence[str] = (ARRIVED,)) -> Recording:
+        """What was noted in a folder, by a run that is drained: in a file for each sink."""
+        began = float((folder / BEGAN).read_text())
+        noted = [np.load(folder / sink) for sink in sinks]
+        arrivals, rows, times = (
+            np.concatenate([one[name] for one in noted]) for name in ("arrivals", "rows", "times")
+        )
         return cls(began, arrivals - began, rows, times / 1e6)
 
     @property
     def seconds(self) -> float:
         """From the first tuple to the last output."""
-        return float(self.arrivals[-1]) if len(self.arrivals) else 0.0
+        return float(self.arrivals.max(initial=0.0))
 
     @property
     def total(self) -> int:
         """Rows in all."""
         return int(self.rows.sum())
+
+    @property
+    def rows_s(self) -> float:
+        """Rows per second, from the first tuple asked for to the last output."""
+        return self.total / max(self.seconds, 1e-9)
 
     @property
     def arrived_s(self) -> Floats:
@@ -79,7 +87,6 @@ class Latency:
     worst_second_p50_ms: float
     """The median of the second, counted by due times, with the largest one."""
     worst_second_p99_ms: float
-    """The same with the 99th percentile."""
 
     @classmethod
     def of(cls, due_s: Floats, arrived_s: Floats, start_s: float, end_s: float) -> Latency:
@@ -118,7 +125,6 @@ class NotingSource(Source):
         self._how = folder, tick_s, most_rows
 
     def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
-        """The other source's reader, watched."""
         if tasks != 1:
             raise BadValueError("tasks of a NotingSource", "be 1", tasks)
         return _NotingReader(self._source.open(task, tasks, offset), *self._how)
@@ -132,25 +138,20 @@ class WrappedReader(Reader):
 
     @property
     def rate(self) -> float | None:  # type: ignore[override]
-        """As the other."""
         return self._reader.rate
 
     @property
     def exhausted(self) -> bool:  # type: ignore[override]
-        """As the other."""
         return self._reader.exhausted
 
     @property
     def offset(self) -> Any:
-        """As the other."""
         return self._reader.offset
 
     def wait_s(self, now: float) -> float:
-        """As the other."""
         return self._reader.wait_s(now)
 
     def close(self) -> None:
-        """As the other."""
         self._reader.close()
 
 
@@ -167,7 +168,7 @@ class _NotingReader(WrappedReader):
         """What the other has, once per tick; more often only while it has more than is wanted."""
         if self._began is None:
             self._began = now
-            (self._folder / _BEGAN).write_text(repr(now))
+            (self._folder / BEGAN).write_text(repr(now))
         if now < self._tick_at:
             return None
         if self._most_rows:
@@ -179,7 +180,6 @@ class _NotingReader(WrappedReader):
         return offer
 
     def wait_s(self, now: float) -> float:
-        """Until the next tick, or as the other."""
         if self._tick_s:
             return max(0.0, self._tick_at - now)
         return super().wait_s(now)
@@ -195,7 +195,6 @@ class Remade(Source):
     """Of the number of the first of some tuples, and these: the columns of the others."""
 
     def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
-        """The generator's reader, with other tuples."""
         if tasks != 1:
             raise BadValueError("tasks of a remade source", "be 1", tasks)
         return _RemadeReader(self.generator.open(task, tasks, offset), self)
@@ -228,7 +227,6 @@ class DelayedSource(Source):
         self._delay_s = delay_s
 
     def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
-        """The other source's reader, held back."""
         return _LateReader(self._source.open(task, tasks, offset), self._delay_s)
 
 
@@ -245,11 +243,9 @@ class _LateReader(WrappedReader):
         return self._reader.rate if begun else 0.0
 
     def poll(self, now: float, max_rows: int) -> Offer | None:
-        """What the other has, once it has begun."""
         return self._reader.poll(now, max_rows) if self._begun(now) else None
 
     def wait_s(self, now: float) -> float:
-        """Until it begins, or as the other."""
         return self._reader.wait_s(now) if self._begun(now) else self._begins - now
 
     def _begun(self, now: float) -> bool:
@@ -265,13 +261,12 @@ class NotingSink(Sink):
         self._folder = folder
 
     def open(self, task: int, schema: pa.Schema) -> Writer:
-        """A writer of notes."""
         return _NotingWriter(self._folder, "time" in schema.names)
 
 
 class _NotingWriter(Writer):
     def __init__(self, folder: Path, timed: bool) -> None:
-        self._path = folder / _ARRIVED
+        self._path = folder / ARRIVED
         self._timed = timed
         self._arrivals: list[float] = []
         self._rows: list[int] = []

@@ -49,11 +49,9 @@ class ThroughputBench(Benchmark):
     checkpoint: bool = options.CHECKPOINT(False)
 
     def check(self) -> None:
-        """Refuse a peer that cannot be run."""
         peers.require_peer(self.beside)
 
     def measure(self, bench: Bench) -> ThroughputFigures:
-        """Runs of each kind of operator, in turns, and of the peer."""
         source = Generator(rate=None, keys=self.keys, zipf=self.zipf, rows=self.rows, seed=1)
         found = ThroughputFigures(payload=source.payload)
         if self.beside:  # what was tried has µs per row
@@ -89,7 +87,7 @@ class ThroughputBench(Benchmark):
             recording = Recording.load(folder)
         if recording.total != source.rows:
             raise BenchError("sink", f"have taken {source.rows} rows", recording.total)
-        return recording.total / recording.seconds
+        return recording.rows_s
 
 
 def _run_peer(source: Generator, setting: peers.PeerSetting) -> float:

@@ -73,7 +73,6 @@ class TracedMailbox(Mailbox):
         self._idle = self._woken = time.time()
 
     def send(self, who: str, message: Any) -> None:
-        """As usual, and note when."""
         before = time.time()
         super().send(who, message)
         useful = (message.useful_s,) if type(message) in (Result, RowResult) else ()
@@ -94,7 +93,6 @@ class TracedMailbox(Mailbox):
             self._note("taken", message, self._idle, self._woken, taken, time.time())
 
     def close(self, linger_s: float = 0.0) -> None:
-        """As usual."""
         self._write()
         super().close(linger_s)
 

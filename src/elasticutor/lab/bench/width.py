@@ -46,7 +46,6 @@ class WidthBench(Benchmark):
     repeat: int = options.REPEAT(3)
 
     def measure(self, bench: Bench) -> WidthFigures:
-        """Some runs, each with processes of its own."""
         found = WidthFigures(ideal_rows_s=self.cores / (self.cost_ms / 1e3))
         with bench.cluster(self.cores) as cluster:
             for number in bench.runs(self.repeat, f"{self.cores} emulated cores"):

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from elasticutor.errors import BadValueError
-from elasticutor.operator import BatchState, Context, Operator, State
+from elasticutor.operator import BatchState, Operator, State
 
 COUNTED = pa.schema([("key", pa.int64()), ("count", pa.int64())])
 """A key, and how many tuples of it there were."""
@@ -61,7 +61,6 @@ class Burn(Operator):
         self.work = Burning(cost_s)
 
     def process(self, key: Any, row: Any, state: State) -> Iterator[tuple[int, int]]:
-        """One tuple's work."""
         self.work(1)
         count = state.get(0) + 1
         state.set(count)
@@ -80,10 +79,6 @@ class Emulate(Operator):
 
     def __init__(self, cost_s: float) -> None:
         self._cost_s = _required(cost_s)
-        self._late_s = 0.0
-
-    def open(self, context: Context) -> None:
-        """Nothing to make up for yet."""
         self._late_s = 0.0
 
     def process_batch(self, batch: pa.RecordBatch, state: BatchState) -> pa.RecordBatch:
@@ -114,7 +109,6 @@ class CountAndSum(Operator):
     output: ClassVar[Any] = COUNTS_AND_SUMS
 
     def process(self, key: Any, row: Any, state: State) -> Iterator[tuple[int, int, int]]:
-        """One row's count and sum."""
         count, total = state.get((0, 0))
         count += 1
         total += row.time
@@ -160,7 +154,6 @@ class Count(Operator):
     output: ClassVar[Any] = COUNTED
 
     def process(self, key: Any, row: Any, state: State) -> Iterator[tuple[int, int]]:
-        """One row's count."""
         count = state.get(0) + 1
         state.set(count)
         yield key, count

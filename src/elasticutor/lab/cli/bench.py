@@ -6,8 +6,6 @@ Modules of benchmarks are imported when their commands are looked at: some need 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -69,10 +67,11 @@ def _root() -> None:
 
 
 def _run(benchmark: Benchmark, as_json: bool) -> None:
-    from elasticutor.lab.bench.live import InterruptedBenchError
+    from elasticutor.lab.bench.live import Bench, InterruptedBenchError
 
     try:
-        with _bench() as bench:
+        with err.status("starting") as status:
+            bench = Bench(status.update if err.is_terminal else note, status.update, note)
             benchmark.check()
             found = benchmark.measure(bench)
     except InterruptedBenchError as interrupted:
@@ -85,23 +84,6 @@ def _run(benchmark: Benchmark, as_json: bool) -> None:
     _print(benchmark, found, bench, as_json)
     if found.failed:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _bench() -> Iterator[Bench]:
-    """Progress on standard error: one line that changes, if that is a terminal."""
-    from elasticutor.lab.bench.live import Bench
-
-    status = err.status("starting")
-
-    def progress(what: str) -> None:
-        if err.is_terminal:
-            status.update(what)
-        else:
-            note(what)
-
-    with status:
-        yield Bench(progress, status.update, note)
 
 
 def _print(benchmark: Benchmark, found: Figures, bench: Bench, as_json: bool) -> None:

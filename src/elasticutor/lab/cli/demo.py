@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from elasticutor.cli.output import err, note, out, print_json, print_table
 from elasticutor.cli.pictures import require_drawing
+from elasticutor.core.paradigm import ParadigmName
 from elasticutor.lab.bench.live import spark_cluster
 from elasticutor.lab.cli.declared import command_of
 from elasticutor.lab.demo import demo as play
@@ -33,9 +33,6 @@ from elasticutor.lab.demo.demo import (
     offered_rows_s,
 )
 from elasticutor.lab.options import Options, option
-
-if TYPE_CHECKING:
-    from elasticutor.core.paradigm import ParadigmName
 
 _BAR = 40
 _SPARK = " ▁▂▃▄▅▆▇█"

@@ -20,7 +20,6 @@ from elasticutor.lab.options import BadOptionError, Options, option, read_option
 if TYPE_CHECKING:  # what is simulated is imported when it is needed: it takes a moment
     from elasticutor.lab.sim.cluster import SimulatedCluster
     from elasticutor.lab.sim.experiment import Experiment
-    from elasticutor.lab.sim.model.costs import Costs
     from elasticutor.lab.sim.report import Report
     from elasticutor.lab.sim.surge import Surge
 
@@ -72,15 +71,19 @@ class SimOptions(Options):
     def experiment(self) -> Experiment:
         """The same as an experiment has it."""
         from elasticutor.lab.sim.experiment import Experiment
+        from elasticutor.lab.sim.model.costs import Costs
         from elasticutor.lab.sim.model.machines import Machines
 
+        costs = Costs().times(self.path_cost)
+        if self.message_us is not None:
+            costs = replace(costs, main=replace(costs.main, message_s=self.message_us * 1e-6))
         return Experiment(
             machines=Machines(
                 nodes=self.nodes,
                 cores=self.cores,
                 bandwidth=self.bandwidth_gbps * 1e9 / 8,
                 latency_s=self.latency_us * 1e-6,
-                costs=_costs(self.path_cost, self.message_us),
+                costs=costs,
                 shared_cpus=self.shared_cpus,
                 startup_s=self.startup_ms * 1e-3,
             ),
@@ -156,15 +159,6 @@ def _run(cluster: SimulatedCluster, as_json: bool) -> bool:
         note(f"interrupted after {done:.1f} of {length:g} simulated seconds; so far:")
         return True
     return False
-
-
-def _costs(times: float, message_us: float | None) -> Costs:
-    from elasticutor.lab.sim.model.costs import Costs
-
-    costs = Costs().times(times)
-    if message_us is None:
-        return costs
-    return replace(costs, main=replace(costs.main, message_s=message_us * 1e-6))
 
 
 def _rate(given: str) -> float:

@@ -1,15 +1,13 @@
 """The demo, live on a local Spark: a rush that goes from one operator to another, hot keys in it.
 
-Two operators on two nodes with eight cores in all. First the one has a rush, then the other, and
-each time one key is hotter than the rest. An elastic run lets the cores go where the load is; a
-static one has four cores for each operator, whatever happens. The cores are emulated (their work
-is slept), so that eight of them fit on any machine; processes, sockets, state, moves and the
-scheduler are real.
+Two operators on two nodes with eight emulated cores in all; processes, sockets, state, moves and
+the scheduler are real. First the one has a rush, then the other, and each time one key is hotter
+than the rest. An elastic run lets the cores go where the load is; a static one has four cores for
+each operator, whatever happens.
 
 The rush is one that eight cores can take and four cannot: with six cores an operator is two
 thirds busy then, and the hottest key needs less than half a core. So what is to be seen is how
-cores and shards move, and not a key that no number of cores could help. The first seconds, in which
-processes warm up, are neither measured nor drawn.
+cores and shards move, and not a key that no number of cores could help.
 """
 
 from __future__ import annotations
@@ -18,8 +16,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from elasticutor.core.paradigm import ParadigmName
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.run import Run
 from elasticutor.lab.bench.declare import Figures, figure
 from elasticutor.lab.bench.live import chunks_of
 from elasticutor.lab.bench.record import DelayedSource
@@ -27,11 +28,6 @@ from elasticutor.lab.bench.work import Emulate
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator, HotKey
 from elasticutor.topology import Topology
-
-if TYPE_CHECKING:
-    from elasticutor.core.paradigm import ParadigmName
-    from elasticutor.driver.cluster import BaseCluster
-    from elasticutor.driver.run import Run
 
 NODES = 2
 CORES = 4
@@ -71,7 +67,6 @@ class Frame(Figures):
     """Of what came out in this interval alone."""
     p99_ms: float = figure(digits=3)
     cores: dict[str, int] = figure()
-    """The cores of each operator."""
     loads: dict[str, tuple[float, ...]] = figure(digits=3)
     """The load of each of them: its work and backlog; above 1 it falls behind."""
     moves: int = figure()
@@ -88,11 +83,6 @@ class DemoStory(Figures):
     p50_ms: float = figure(digits=3, default=math.nan)
     p99_ms: float = figure(digits=3, default=math.nan)
     rows_out: int = 0
-
-    @property
-    def seen(self) -> bool:
-        """Whether anything has come out."""
-        return any(moment.rows_s > 0 for moment in self.moments)
 
     @property
     def rows_s(self) -> float:
@@ -112,7 +102,6 @@ class DemoStory(Figures):
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         absorbed = [None if math.isinf(s) else round(s, 2) for s in self.absorbed_s]
         rows_s = round(self.rows_s, 1)
         found: dict[str, Any] = super().as_dict()
@@ -184,7 +173,9 @@ def tell(
         warmed_up = len(run.events("shard moved")), len(run.events("cores planned"))
         began, seen_until = time.monotonic(), time.time()
         now_s = 0.0
-        while now_s < seconds or (now_s < seconds + SLOW_S and not story.seen):
+        while now_s < seconds or (
+            now_s < seconds + SLOW_S and not any(moment.rows_s for moment in story.moments)
+        ):
             time.sleep(LOOK_S)
             now_s = time.monotonic() - began
             seen_until = _look(run, story, now_s, seen_until, warmed_up)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -99,7 +100,7 @@ def _transform_with_state_in_pandas(
 def _apply_in_pandas_with_state(
     frame: DataFrame, work: Work | None = None, *, each: bool = True
 ) -> DataFrame:
-    counting = _CountInPandas(work, each)  # the older of Spark's APIs
+    counting = partial(_count_in_pandas, work, each)  # the older of Spark's APIs
     by_key = frame.groupBy("key")
     return by_key.applyInPandasWithState(counting, _OUTPUT, _STATE, "update", "NoTimeout")
 
@@ -129,15 +130,9 @@ class _CountRows(StatefulProcessor):
     ) -> Iterator[Any]:
         before = self._count.get()
         count = before[0] if before is not None else 0
-        for size in self._sizes(rows):
-            if self._work is not None:
-                self._work(size)
-            if self._each:
-                yield self._answer(key[0], count, size)
-            count += size
+        sizes = self._sizes(rows)
+        count = yield from _counted(key[0], count, sizes, self._work, self._each, self._answer)
         self._count.update((count,))
-        if not self._each:
-            yield self._answer(key[0], count - 1, 1)
 
     def _sizes(self, rows: Iterator[Any]) -> Iterator[int]:
         return (1 for _ in rows)
@@ -157,23 +152,33 @@ class _CountFrames(_CountRows):
         return _as_frame(key, before, size)
 
 
-class _CountInPandas:
-    def __init__(self, work: Work | None, each: bool) -> None:
-        self._work = work
-        self._each = each
+def _count_in_pandas(
+    work: Work | None, each: bool, key: Any, frames: Iterable[Any], state: Any
+) -> Iterator[Any]:
+    count = state.get[0] if state.exists else 0
+    sizes = (len(frame) for frame in frames)
+    count = yield from _counted(key[0], count, sizes, work, each, _as_frame)
+    state.update((count,))
 
-    def __call__(self, key: Any, frames: Iterable[Any], state: Any) -> Iterator[Any]:
-        count = state.get[0] if state.exists else 0
-        for frame in frames:
-            size = len(frame)
-            if self._work is not None:
-                self._work(size)
-            if self._each:
-                yield _as_frame(key[0], count, size)
-            count += size
-        state.update((count,))
-        if not self._each:
-            yield _as_frame(key[0], count - 1, 1)
+
+def _counted(
+    key: int,
+    count: int,
+    sizes: Iterable[int],
+    work: Work | None,
+    each: bool,
+    answer: Callable[[int, int, int], Any],
+) -> Generator[Any, None, int]:
+    """Work on more rows of a key, and answer; returns how many there are then."""
+    for size in sizes:
+        if work is not None:
+            work(size)
+        if each:
+            yield answer(key, count, size)
+        count += size
+    if not each:
+        yield answer(key, count - 1, 1)
+    return count
 
 
 def _as_frame(key: int, before: int, size: int) -> Any:

@@ -1,7 +1,6 @@
 """`elasticutor bench core`: what the core's logic costs per chunk, without any process or socket.
 
-An executor with all its tasks answering in turn: batches arrive as credits allow, chunks are
-dispatched, results come back, outputs are taken. What is timed is `ElasticExecutor.handle` and
+An executor with all its tasks answering in turn. What is timed is `ElasticExecutor.handle` and
 nothing else; the sum over all events of a round divided by the chunks dispatched in it is one
 measurement. Balancing is timed on its own, since it comes ten times a second and not per chunk; it
 includes summing up what the tasks have done since.
@@ -53,7 +52,6 @@ class WorkloadFigures(Figures):
     us_per_balance: Samples = samples("µs per balancing", ".0f", better="lower")
 
     def heading(self) -> str:
-        """Its row in the table."""
         return f"{self.row_us:g} µs, batches of {self.batch_rows}"
 
 
@@ -79,7 +77,6 @@ class CoreBench(Benchmark):
     batch_rows: int = option(1024, "With --row-us: tuples per arriving batch.", min=1)
 
     def check(self) -> None:
-        """Refuse tuples that take no time."""
         if self.row_us is not None and not 0 < self.row_us < math.inf:
             raise BadValueError("row_us", "be finite and more than 0", self.row_us)
 
@@ -140,7 +137,6 @@ class _Rig:
         self._forget()
 
     def measure(self) -> None:
-        """Take one measurement."""
         chunks = self.chunks
         seconds = self.round()
         self.found.us_per_chunk.append(seconds / (self.chunks - chunks) * 1e6)

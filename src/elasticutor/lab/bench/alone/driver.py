@@ -12,11 +12,11 @@ import multiprocessing
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import Any, ClassVar
+from typing import Any
 
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.supervisor import Supervisor
@@ -24,10 +24,9 @@ from elasticutor.lab.bench import options
 from elasticutor.lab.bench.alone.stand_ins import StandInWork, be_ends, be_nodes
 from elasticutor.lab.bench.declare import Benchmark, Figures, figure
 from elasticutor.lab.bench.live import Bench, BenchError, notes
-from elasticutor.lab.bench.work import COUNTS_AND_SUMS, CountAndSum
+from elasticutor.lab.bench.work import Count, CountAndSum
 from elasticutor.lab.options import option
 from elasticutor.lab.proc import PROC, cpu_s, stat_of
-from elasticutor.operator import Operator, State
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology
@@ -47,9 +46,7 @@ class DriverFigures(Figures):
     """What was measured."""
 
     cpu: float = figure("CPU, of a core", ".3f", digits=4, better="lower")
-    """CPU time of the driver per second."""
     threads: dict[str, float] = figure("of that, by thread", ".3f", digits=4)
-    """Those first that have the most."""
     messages_s: float = figure("messages taken in, a second", ".0f", digits=1)
     measurements_due_s: float = figure("measurements due, a second", ".0f", digits=1)
     """If it takes in fewer messages, it cannot keep up."""
@@ -120,19 +117,9 @@ def _topology(halves: tuple[int, int]) -> Topology:
     topology = Topology("driver")
     stream = topology.source("clicks", Generator(rate=1.0, keys=10), tasks=_SOURCES)
     parsed = topology.operator("parse", CountAndSum(), stream, key="key", executors=halves[0])
-    counted = topology.operator("count", _Keep(), parsed, key="key", executors=halves[1])
+    counted = topology.operator("count", Count(), parsed, key="key", executors=halves[1])
     topology.sink("out", NoSink(), counted)
     return topology
-
-
-class _Keep(Operator):
-    """Hands rows on; never called, since its executors are stand-ins."""
-
-    output: ClassVar[Any] = COUNTS_AND_SUMS
-
-    def process(self, key: Any, row: Any, state: State) -> Iterator[Any]:
-        """The row as it is."""
-        yield row
 
 
 @dataclass(frozen=True, slots=True)

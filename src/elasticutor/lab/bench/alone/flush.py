@@ -62,7 +62,6 @@ class FlushBench(Benchmark):
     rounds: int = option(5, "Epochs for each kind of state.", min=1, key="rounds")
 
     def check(self) -> None:
-        """Refuse to change more states than there are."""
         if not 0 < self.changed <= self.states:
             raise BadValueError("changed states", f"be 1 to {self.states}", self.changed)
 

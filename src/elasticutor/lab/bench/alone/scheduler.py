@@ -50,7 +50,6 @@ class SchedulerFigures(Figures):
     """How near assignments come to the best, in small cases; see `against_optimum`."""
 
     def lines(self) -> Iterator[Sequence[str]]:
-        """Decisions, and small assignments beside the best."""
         yield from super().lines()
         found = self.assignment
         yield "small assignments at the optimum", f"{found['at_optimum']:.1%}", ""

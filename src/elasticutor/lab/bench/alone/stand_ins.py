@@ -15,8 +15,6 @@ import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,6 @@ from elasticutor.core.protocol.coordinator import (
     EndEpoch,
     ParticipantPrepared,
     ParticipantReady,
-    StartSource,
 )
 from elasticutor.core.protocol.ids import MoveId, NodeId, ShardId, TaskId
 from elasticutor.process.hosting.hosts import Bootstrap, ends_name
@@ -53,25 +50,20 @@ _MOVES_S = 0.05  # shards that an executor moves per second
 _AGES = 60  # different latencies in a measurement
 
 
-@dataclass(frozen=True, slots=True)
 class StandInWork:
     """How much work every executor of an operator has, at any time; alike in every process."""
 
-    executors: int
-    seed: int
+    def __init__(self, executors: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        weights = rng.lognormal(0.0, _SKEW, executors)
+        self.executors = executors
+        self._mean: npt.NDArray[np.float64] = _WORK * weights / weights.mean()
+        self._phase = rng.uniform(0.0, 2 * math.pi, executors)  # when it is at its highest
 
     def at(self, now: float) -> npt.NDArray[np.float64]:
         """Cores that each would fill."""
-        mean, phase = _drawn(self.executors, self.seed)
-        return mean * (1.0 + _SWING * np.sin(2 * math.pi * now / _SWING_S + phase))
-
-
-@cache
-def _drawn(count: int, seed: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """The mean work of each, and when it is at its highest."""
-    rng = np.random.default_rng(seed)
-    weights = rng.lognormal(0.0, _SKEW, count)
-    return _WORK * weights / weights.mean(), rng.uniform(0.0, 2 * math.pi, count)
+        swing = _SWING * np.sin(2 * math.pi * now / _SWING_S + self._phase)
+        return np.asarray(self._mean * (1.0 + swing))
 
 
 class _StandIn:
@@ -300,8 +292,6 @@ class _Source(_Participant):
         match message:
             case EndEpoch():
                 self.say(ParticipantPrepared(self.who, message.attempt, message.epoch, 0))
-            case StartSource():
-                pass
             case say.Finish():
                 self.ended = True
 

@@ -35,7 +35,6 @@ from elasticutor.lab.bench.declare import (
 from elasticutor.lab.bench.live import Bench, BenchError, measured, pipeline, scratch
 from elasticutor.lab.bench.work import KINDS
 from elasticutor.lab.options import BadOptionError, option
-from elasticutor.operator import Operator
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 
@@ -77,7 +76,6 @@ class Overhead(Figures):
             self.kb_per_epoch.append(epoch.size / 1e3)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         return {
             **super().as_dict(),
             "bytes_per_epoch": round(median(self.kb_per_epoch) * 1e3),
@@ -100,7 +98,6 @@ class CheckpointFigures(Figures):
         return {**kinds.pop("per_record", {}), **kinds, **found}
 
     def tables(self, title: str) -> Iterator[Table]:
-        """A table of each part."""
         yield from super().tables(title)
         if self.dirty is not None:
             whole = f"{self.dirty.bytes_of_all / 1e6:,.1f} MB in all"
@@ -136,7 +133,6 @@ class CheckpointBench(Benchmark):
     folder: Path | None = options.FOLDER(None)
 
     def check(self) -> None:
-        """Refuse to measure for less than an epoch."""
         if self.seconds <= self.interval:
             reason = f"{self.seconds:g} is not more than an epoch's {self.interval:g} s"
             raise BadOptionError("--seconds", reason)
@@ -152,7 +148,6 @@ class CheckpointBench(Benchmark):
         return {**super().given(), "zipf": Generator().zipf}
 
     def measure(self, bench: Bench) -> CheckpointFigures:
-        """Each part that is to be measured."""
         found = CheckpointFigures()
         # The folder outlives the cluster, whose processes write into it.
         with scratch(self.folder) as place, bench.cluster(self.cores) as cluster:
@@ -176,33 +171,22 @@ def measure_overhead(
     found = {kind: Overhead() for kind in KINDS}
     for number, kind in bench.turns(setting.pairs, tuple(KINDS), "{side}, pair"):
         place = folder / f"{kind}-{number}"
-        _add_pair(cluster, place, setting, KINDS[kind], number, found[kind])
+        rates: dict[bool, float] = {}
+        epochs: tuple[EndedEpoch, ...] = ()
+        for kept in (False, True) if number % 2 == 0 else (True, False):
+            source = Generator(rate=None, keys=setting.keys, seed=number)
+            topology = pipeline("checkpoint", source, KINDS[kind](), NoSink(), cores=setting.cores)
+            where = place if kept else None
+            with cluster.submit(
+                topology, checkpoint=where, epoch_interval=setting.interval, measure_s=0.1
+            ) as run:
+                seen = measured(run, setting.warm_up, setting.seconds)
+            rates[kept] = seen.rows_s
+            if kept:
+                epochs = ended_between(run, seen.started, seen.ended)
+        found[kind].add(rates[False], rates[True], epochs)
         shutil.rmtree(place, ignore_errors=True)  # what is left goes with the folder
     return found
-
-
-def _add_pair(
-    cluster: BaseCluster,
-    place: Path,
-    setting: CheckpointBench,
-    operator: type[Operator],
-    number: int,
-    found: Overhead,
-) -> None:
-    rates: dict[bool, float] = {}
-    epochs: tuple[EndedEpoch, ...] = ()
-    for kept in (False, True) if number % 2 == 0 else (True, False):
-        source = Generator(rate=None, keys=setting.keys, seed=number)
-        topology = pipeline("checkpoint", source, operator(), NoSink(), cores=setting.cores)
-        where = place if kept else None
-        with cluster.submit(
-            topology, checkpoint=where, epoch_interval=setting.interval, measure_s=0.1
-        ) as run:
-            seen = measured(run, setting.warm_up, setting.seconds)
-        rates[kept] = seen.rows_s
-        if kept:
-            epochs = ended_between(run, seen.started, seen.ended)
-    found.add(rates[False], rates[True], epochs)
 
 
 def ended_between(run: Run, start: float, end: float) -> tuple[EndedEpoch, ...]:

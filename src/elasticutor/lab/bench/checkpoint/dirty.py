@@ -28,7 +28,6 @@ class Written(Figures):
     """What the epochs of one run have written."""
 
     share: float = figure()
-    """The share of the keys that every epoch changes."""
     dirty_keys_per_epoch: Samples = samples("dirty keys", ",.0f", shows=MEDIAN, digits=None)
     bytes_per_epoch: Samples = samples(
         "bytes per epoch", ",.0f", shows=MEDIAN, digits=None, better="lower"
@@ -43,7 +42,6 @@ class Written(Figures):
     epochs: int = figure(default=0)
 
     def heading(self) -> str:
-        """Its row in the table."""
         return f"{self.share:.1%}"
 
 
@@ -58,7 +56,6 @@ class DirtyFigures(Figures):
     """Bytes per dirty key of the last share over that of the first; 1: in proportion."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         return {"keys": self.store.keys, **super().as_dict()}
 
 

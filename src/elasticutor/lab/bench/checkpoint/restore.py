@@ -67,13 +67,11 @@ class RestoreFigures(Figures):
     """The same without anything to restore."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         store = self.store
         filled = {"keys": store.keys, "bytes_per_key": store.size, "fill_s": round(store.fill_s, 3)}
         return {**super().as_dict(), **filled, "repeat": len(self.seconds)}
 
     def tables(self, title: str) -> Iterator[Table]:
-        """What starts take, and what each step takes."""
         yield grid(title, "start", {"restored": self.until, "empty": self.empty})
         yield from super().tables(title)
 

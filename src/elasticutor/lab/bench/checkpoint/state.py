@@ -59,7 +59,6 @@ class Keep(Operator):
     output: ClassVar[Any] = pa.schema([("key", pa.int64()), ("known", pa.bool_())])
 
     def process(self, key: Any, row: Any, state: State) -> Iterator[tuple[int, bool]]:
-        """One row's bytes."""
         known = state.get() is not None
         state.set(row.value)
         yield key, known
@@ -76,7 +75,6 @@ class Store:
     cores: int
     """Tasks of the operator."""
     fill_s: float = 0.0
-    """What it took to fill it."""
 
     def topology(self, rate: float | None, rows: int | None, sink: Sink) -> Topology:
         """What is run on it."""

@@ -2,13 +2,16 @@
 
 One operator, whose tuples take a set time, on all cores of the cluster. The cores are emulated: a
 task sleeps for the time that its tuples take. Tuples come at a share of what the cores could do at
-best, or as fast as they are taken; now and then the keys' frequencies are shuffled (ω).
+best, or as fast as they are taken; now and then the keys' frequencies are shuffled (ω). Or the load
+rises at once, and the question is how long the backlog lasts.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,24 +20,37 @@ from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.paradigm import ParadigmName
 from elasticutor.core.scheduler.scheduler import SchedulerConfig
 from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.metrics import Moment
 from elasticutor.driver.run import Run
 from elasticutor.lab.bench.declare import P50, Figures, Samples, figure, samples
-from elasticutor.lab.bench.live import OPERATOR, SINK, SOURCE, BenchError, notes, watch
+from elasticutor.lab.bench.live import OPERATOR, SINK, SOURCE, BenchError, chunks_of, notes, watch
 from elasticutor.lab.bench.load.shuffle import OutputTimes
-from elasticutor.lab.bench.record import Latency, NotingSink, NotingSource, Recording
+from elasticutor.lab.bench.record import DelayedSource, Latency, NotingSink, NotingSource, Recording
 from elasticutor.lab.bench.work import Emulate
-from elasticutor.sinks import Sink
+from elasticutor.sinks import NoSink, Sink
 from elasticutor.sources import Source
 from elasticutor.topology import Topology
 
 if TYPE_CHECKING:
     from elasticutor.lab.bench.load.elastic import ElasticBench
 
-BIN_S = 0.1
+_BIN_S = 0.1
 """Timelines have a moment for each of these."""
+_CREDIT_BYTES = 16 * 1024
+"""A tuple has 24 bytes here and takes a millisecond: the usual 64 KB would be seconds of work."""
 _MORE_S = 1.0
 """How much longer than it is measured a stream with a rate is."""
 _PATIENCE_S = 60.0
+_CALM_BINS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRise:
+    """The load of the operator, in cores' worth: before, and from some time on."""
+
+    before: float
+    after: float
+    at_s: float = 10.0
 
 
 class ElasticRun(Figures):
@@ -74,11 +90,9 @@ class ElasticRun(Figures):
         self.latency_mean_ms, self.latency_p50_ms, self.latency_p99_ms = (s * 1e3 for s in seconds)
 
     def heading(self) -> str:
-        """Its row in the table."""
         return self.paradigm + (" (saturated)" if self.saturated else "")
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         seen = self.latency
         return {
             **super().as_dict(),
@@ -155,6 +169,43 @@ def run_once(
     return found
 
 
+def run_surge(
+    cluster: BaseCluster, setting: ElasticBench, surge: LoadRise, paradigm: ParadigmName, seed: int
+) -> ElasticRun:
+    """Let the load rise at once, and see how long the backlog lasts."""
+    tuples = replace(setting.tuples(seed, None), omega=0.0)
+    base = replace(tuples, rate=surge.before / setting.cost_s)
+    more = replace(tuples, rate=(surge.after - surge.before) / setting.cost_s)
+    sources = [base, DelayedSource(more, surge.at_s)]
+    cores = setting.executor_count  # one each to begin with
+    with submit(cluster, setting, paradigm, sources, NoSink(), cores) as run:
+        started = time.time()
+        watch(run, surge.at_s + setting.seconds)
+        metrics, timeline = run.metrics(), run.timeline()
+        run.cancel()
+    found = ElasticRun(
+        paradigm=paradigm,
+        seed=seed,
+        behind_s=metrics.behind_s,
+        surge_s=_backlog_gone_s(timeline, started, surge, setting.cost_s),
+        timeline=[
+            {
+                "time": round(moment.time - started, 2),
+                "throughput": round(moment.rows / moment.seconds, 1),
+                "latency_p50_ms": round(moment.p50_ms, 2),
+                "latency_p99_ms": round(moment.p99_ms, 2),
+            }
+            for moment in timeline
+        ],
+    )
+    found.take_latency(metrics.latency)
+    rows = sum(m.rows for m in timeline if m.time > started + surge.at_s)
+    found.throughput = rows / setting.seconds
+    found.of_ideal = found.throughput / setting.ideal
+    found.count_changes(run)
+    return found
+
+
 def submit(
     cluster: BaseCluster,
     setting: ElasticBench,
@@ -180,7 +231,9 @@ def submit(
         topology,
         paradigm=paradigm,
         latency_target=setting.latency_target_ms / 1e3,
-        config=setting.config,
+        config=replace(
+            chunks_of(setting.chunk_ms / 1e3), credit_s=0.02, min_credit_bytes=_CREDIT_BYTES
+        ),
         measure_s=0.1,
     )
 
@@ -202,14 +255,41 @@ def _timeline(recording: Recording, last_s: float, *, timed: bool) -> Iterator[d
     latency = arrived - recording.due_s if timed else np.zeros(len(arrived))
     order = np.argsort(arrived, kind="stable")
     arrived, latency = arrived[order], latency[order]
-    for start in np.arange(0.0, last_s, BIN_S):
-        first, end = np.searchsorted(arrived, (start, start + BIN_S))
+    for start in np.arange(0.0, last_s, _BIN_S):
+        first, end = np.searchsorted(arrived, (start, start + _BIN_S))
         ages = latency[first:end] * 1e3
-        moment = {"time": round(float(start), 1), "throughput": round((end - first) / BIN_S, 1)}
+        moment = {"time": round(float(start), 1), "throughput": round((end - first) / _BIN_S, 1)}
         if timed and len(ages):
             moment["latency_p50_ms"] = round(float(np.percentile(ages, 50)), 2)
             moment["latency_p99_ms"] = round(float(np.percentile(ages, 99)), 2)
         yield moment
+
+
+def _backlog_gone_s(
+    timeline: Sequence[Moment], started: float, surge: LoadRise, cost_s: float
+) -> float:
+    """From the surge until no more waits than falls due in a tenth of a second; infinite if never.
+
+    What waits is what was due by a time and is not with the sink then; it has to be so for three
+    intervals in a row.
+    """
+    done, gone, calm = 0, 0.0, 0
+    for moment in timeline:
+        done += moment.rows
+        since = moment.time - started - surge.at_s
+        if since <= 0:
+            continue
+        more = (surge.after - surge.before) * since
+        due = (surge.before * (moment.time - started) + more) / cost_s
+        if due - done > _BIN_S * surge.after / cost_s:
+            gone, calm = math.inf, 0
+            continue
+        calm += 1
+        if calm == 1 and gone:
+            gone = since
+        if calm == _CALM_BINS and gone:
+            break
+    return round(gone, 3)
 
 
 def median_or_none(numbers: Sequence[float]) -> float | None:

@@ -37,7 +37,6 @@ class SideFigures(Figures):
     worst_second_p99_ms: Samples = samples("worst second, p99", ",.1f", better="lower")
 
     def add(self, latency: Latency) -> None:
-        """One round's figures."""
         for name, values in vars(self).items():
             values.append(getattr(latency, name))
 
@@ -48,10 +47,8 @@ class ShiftFigures(Figures):
     setting: ElasticBench
     sides: dict[str, SideFigures] = figure("side", default_factory=dict)
     peer: peers.Beside | None = None
-    """The peer's best setting."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         found: dict[str, Any] = {side: figures.as_dict() for side, figures in self.sides.items()}
         elastic, *others = self.sides
         for other in others:
@@ -74,7 +71,6 @@ class ShiftFigures(Figures):
         }
 
     def remarks(self) -> Iterator[str]:
-        """How the peer was set up."""
         if self.peer is not None:
             yield from self.peer.remarks()
 
@@ -104,11 +100,9 @@ def _best(setting: ElasticBench, bench: Bench) -> peers.Beside:
         found = _theirs(trial, peer, 1)
         return math.sqrt(found.p50_ms * found.p99_ms)
 
-    workers = setting.nodes * setting.cores
-    shares = _SHARES if workers == 8 else ((1, workers), (workers, 1))
     settings = [
         peers.PeerSetting(processes, rows, threads)
-        for processes, threads in shares
+        for processes, threads in _SHARES
         for rows in _BATCHES
     ]
     return peers.best_of(settings, latency, bench)

@@ -1,8 +1,8 @@
 """`elasticutor bench shuffle`: how soon an executor has recovered from a shuffle of its keys.
 
-Every few seconds the frequencies are shuffled among the keys, as in the paper's experiments
-(ω), so that what was balanced is not any more. The load is a share of what can be done at all: by
-all cores, and by the one core that the hottest shard may have. The cores are emulated.
+Every few seconds the frequencies are shuffled among the keys, as in the paper's experiments (ω).
+The load is a share of what can be done at all: by all emulated cores, and by the one core that the
+hottest shard may have.
 
 Recovery is the time from the shuffle to the first moment from which on, for a quarter of a second,
 outputs come at no less than 95 % of the offered rate and their 99th percentile of latency is no
@@ -73,7 +73,6 @@ class ShuffleFigures(Figures):
     shuffles: int = figure(default=0)
 
     def add(self, recovery: ShuffleRecovery) -> None:
-        """One more shuffle."""
         self.recovery_s.append(recovery.seconds)
         self.recoveries_s.append(round(recovery.seconds, 3))
         self.throughput_recovery_s.append(recovery.throughput_s)
@@ -99,7 +98,6 @@ class ShuffleBench(Benchmark):
     repeat: int = options.REPEAT(1)
 
     def measure(self, bench: Bench) -> ShuffleFigures:
-        """Some runs, each with other keys."""
         found = ShuffleFigures()
         with bench.cluster(self.cores) as cluster:
             for number in bench.runs(self.repeat, f"{self.shuffles} shuffles"):

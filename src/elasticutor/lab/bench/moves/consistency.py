@@ -84,7 +84,6 @@ class KeyedChain(Operator):
     output: ClassVar[Any] = LINKS
 
     def process(self, key: Any, row: Any, state: State) -> Iterator[tuple[int, int, int, int]]:
-        """One more link."""
         chains = state.get({})
         count, chain = chains.get(row.origin, (0, 0))
         chain = linked(chain, row.sequence, row.time)
@@ -177,7 +176,6 @@ class ConsistencyFigures(Figures):
 
     @property
     def failed(self) -> bool:
-        """Whether anything differs."""
         return bool(self.violations)
 
 
@@ -199,7 +197,6 @@ class ConsistencyBench(Benchmark):
     seed: int = options.SEED(1, help="For tuples, moves and cores.")
 
     def measure(self, bench: Bench) -> ConsistencyFigures:
-        """Run on two nodes, and show the first differences."""
         with bench.cluster(EXECUTORS * CORES, 2) as cluster:
             of_all = f"of {self.seconds:g} seconds"
             found = self.on(cluster, lambda elapsed: bench.tick(f"{elapsed:.0f} {of_all}"))

@@ -68,11 +68,9 @@ class Reassignment(Figures):
     bystander_p99_ratio_high: float = figure("to (95 %)", ".2f", default=1.0)
 
     def heading(self) -> str:
-        """Its row in the table."""
         return str(self.scene)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         return {**asdict(self.scene), **super().as_dict()}
 
     def add(self, event: dict[str, Any]) -> None:
@@ -121,7 +119,6 @@ class ReassignBench(Benchmark):
     seed: int = options.SEED(1)
 
     def check(self) -> None:
-        """Refuse numbers that cannot be."""
         self.scenes()
 
     def scenes(self) -> list[Scene]:
@@ -141,7 +138,6 @@ class ReassignBench(Benchmark):
         return found.as_dict()["scenes"]
 
     def measure(self, bench: Bench) -> ReassignFigures:
-        """Each scene; those that fail are left out."""
         found, scenes = ReassignFigures(), self.scenes()
         try:
             with bench.cluster(2, 2) as cluster:
@@ -253,7 +249,7 @@ def _p99(windows: Sequence[Floats]) -> float:
 
 
 def ratio_of_p99(
-    moving: Sequence[Floats], steady: Sequence[Floats], seed: int = 0
+    moving: Sequence[Floats], steady: Sequence[Floats], seed: int
 ) -> tuple[float, float, float]:
     """The ratio of two 99th percentiles, and its 95 % interval by resampling pairs of windows."""
     rng = np.random.default_rng(seed)

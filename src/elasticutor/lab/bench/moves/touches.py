@@ -62,7 +62,6 @@ class Scene:
     row_ms: float = TOUCH_MS
     """What a bystander costs; a touch always costs a tenth of a millisecond."""
     load: float = 0.5
-    """How busy each of the two tasks is."""
 
     def __post_init__(self) -> None:
         for name, most in (("state_kb", 1024 * 1024), ("row_ms", 100), ("load", 1)):
@@ -92,12 +91,10 @@ class Scene:
 
     @property
     def touches_s(self) -> float:
-        """Touches per second."""
         return 2 * self.load * _TOUCH_SHARE / (TOUCH_MS / 1e3)
 
     @property
     def bystanders_s(self) -> float:
-        """Bystanders per second."""
         return 2 * self.load * (1 - _TOUCH_SHARE) / (self.row_ms / 1e3)
 
     @property
@@ -211,7 +208,6 @@ class Touch(Operator):
         self.value_bytes = value_bytes
 
     def process(self, key: Any, row: Any, state: State) -> Iterator[tuple[int]]:
-        """Work on one tuple."""
         until = time.perf_counter() + row.burn_us * 1e-6
         count = int.from_bytes(state.get(b"")[:8], "little") + 1
         state.set(count.to_bytes(8, "little").ljust(self.value_bytes, b"."))

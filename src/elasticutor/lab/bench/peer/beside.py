@@ -1,12 +1,9 @@
 """The same work on a peer, Bytewax: so that a figure of ours can be read beside one of theirs.
 
-The peer runs in processes of its own on this machine, connected over loopback; each of them is one
-core's worth of a cluster, and keys go to them by hash. They get the tuples of our `Generator`, with
-the due times of the same schedule, and do the same work per tuple. A tuple's latency counts from
-when it was due until its output is with the peer's sink. What runs in those processes is in
-`elasticutor.lab.bench.peer.bytewax_worker`.
-
-All of them end: by themselves with their stream, by a limit of their own, or killed from here.
+The peer runs in processes of its own (`bytewax_worker`), connected over loopback; each of them is
+one core's worth of a cluster, and keys go to them by hash. They get the tuples of our `Generator`,
+with the due times of the same schedule, and do the same work per tuple. All of them end: by
+themselves with their stream, by a limit of their own, or killed from here.
 """
 
 from __future__ import annotations
@@ -19,15 +16,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from elasticutor.lab.bench.declare import Figures, Samples, cells, percentiles, ratios
-from elasticutor.lab.bench.live import Bench, BenchError, notes
-from elasticutor.lab.bench.record import Floats, Latency
+from elasticutor.lab.bench.live import Bench, BenchError, notes, version_of
+from elasticutor.lab.bench.record import Recording
 from elasticutor.lab.options import BadOptionError
 from elasticutor.sources import Generator
 
@@ -67,43 +61,16 @@ class PeerSetting:
     """Whether it snapshots its state, every `EPOCH_S`."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerRun:
-    """What came out of one run."""
-
-    due_s: Floats
-    """When each tuple was due, in seconds after the first one; in the order of arrival."""
-    arrived_s: Floats
-    """When its output was with the sink."""
-
-    @property
-    def rows_s(self) -> float:
-        """Tuples per second, from the first tuple asked for to the last output."""
-        return len(self.arrived_s) / max(float(self.arrived_s.max(initial=0.0)), 1e-9)
-
-    def latency(self, start_s: float, end_s: float) -> Latency:
-        """Of the tuples that were due between two times."""
-        return Latency.of(self.due_s, self.arrived_s, start_s, end_s)
-
-
 def require_peer(name: str) -> None:
     """Refuse a peer that is not known, or not installed; no name, no peer."""
     if name not in ("", PEER):
         raise BadOptionError("--beside", f"{name!r} is not {PEER}")
-    if name and peer_version() is None:
+    if name and version_of(PEER) is None:
         hint = "it is for development only: pip install --group peer, or pip install bytewax"
         raise BenchError(PEER, "be installed", "nothing of that name", hint)
 
 
-def peer_version() -> str | None:
-    """Which version is installed, if one is."""
-    try:
-        return version(PEER)
-    except PackageNotFoundError:
-        return None
-
-
-def run_peer(work: PeerWork, setting: PeerSetting) -> PeerRun:
+def run_peer(work: PeerWork, setting: PeerSetting) -> Recording:
     """Run the peer once, from start to end of its stream.
 
     A `BenchError` if one of its processes fails, or takes far longer than the stream.
@@ -122,7 +89,7 @@ def run_peer(work: PeerWork, setting: PeerSetting) -> PeerRun:
         words = [sys.executable, "-m", _WORKER, json.dumps(spec)]
         with _processes([[*words, str(n)] for n in range(setting.processes)], folder) as started:
             _wait(started, time.monotonic() + limit_s, folder)
-        return _load(folder, setting)
+        return Recording.load(folder, [f"sink-{n}.npz" for n in range(setting.processes)])
 
 
 def settings_of(cores: int, batches: Sequence[int], checkpoint: bool) -> list[PeerSetting]:
@@ -166,7 +133,6 @@ class Beside(Figures):
     """Of the figures in tables."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         figures: dict[str, Any] = {}
         for name, theirs in self.theirs.items():
             ours = self.ours[name]
@@ -178,7 +144,7 @@ class Beside(Figures):
         }
         return {
             "peer": PEER,
-            "version": peer_version(),
+            "version": version_of(PEER),
             **figures,
             "rounds": rounds,
             "setting": asdict(self.setting),
@@ -186,7 +152,6 @@ class Beside(Figures):
         }
 
     def lines(self) -> Iterator[Sequence[str]]:
-        """The peer's figures, and ours over theirs."""
         for name, theirs in self.theirs.items():
             yield f"{PEER}: {_plain(name)}", *cells(theirs, self.form)
         for name, theirs in self.theirs.items():
@@ -194,7 +159,6 @@ class Beside(Figures):
             yield f"ours over theirs: {_plain(name)}", *cells(ratio, ".2f")
 
     def remarks(self) -> Iterator[str]:
-        """How the peer was set up."""
         yield f"{PEER} at its best: {described(self.setting)}"
 
 
@@ -262,15 +226,3 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], deadline: float, folder: P
 
 def _said(folder: Path, number: int) -> Path:
     return folder / f"said-{number}"
-
-
-def _load(folder: Path, setting: PeerSetting) -> PeerRun:
-    began = float((folder / "began").read_text())
-    dues, arrivals = [], []
-    for number in range(setting.processes):
-        with np.load(folder / f"sink-{number}.npz") as noted:
-            dues.append(noted["due_s"])
-            arrivals.append(np.repeat(noted["arrivals"], noted["rows"]) - began)
-    due_s, arrived_s = np.concatenate(dues), np.concatenate(arrivals)
-    order = np.argsort(arrived_s, kind="stable")
-    return PeerRun(due_s[order], arrived_s[order])

@@ -1,11 +1,9 @@
 """`elasticutor bench structured`: `elastic()` beside Spark's own APIs for state per key.
 
-The same rows, from the same files, on the same session: local, with as many partitions after an
-exchange as the elastic operator has cores. Queries run in turn, one at a time, round by round; in
-every other round in the opposite order. The cluster of the elastic executors is there only while
-an elastic query runs. What counts is the time of whole batches, from the trigger to the commit, as
-the query's own progress has it; the first batch, which starts processes and compiles plans, does
-not count.
+The same rows, from the same files, on the same local session, with as many partitions after an
+exchange as the elastic operator has cores. Queries run in turns, one at a time; the cluster of the
+elastic executors is there only for an elastic query. What counts is the time of whole batches, from
+the trigger to the commit, as the query's own progress has it; the first batch does not count.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from typing import Any, Literal
 from elasticutor.lab.bench import options
 from elasticutor.lab.bench.declare import Benchmark, Figures, Table, figure
 from elasticutor.lab.bench.live import Bench, scratch
-from elasticutor.lab.bench.structured.data import Files, write_files
 from elasticutor.lab.bench.structured.figures import (
     ELASTIC,
     PASSTHROUGH,
@@ -31,7 +28,13 @@ from elasticutor.lab.bench.structured.figures import (
     Small,
     Uniform,
 )
-from elasticutor.lab.bench.structured.stage import SparkStage, require_packages, spark_stage
+from elasticutor.lab.bench.structured.stage import (
+    Files,
+    SparkStage,
+    require_packages,
+    spark_stage,
+    write_files,
+)
 from elasticutor.lab.bench.work import Burn, Burning, Count, CountBatches
 from elasticutor.lab.options import BadOptionError, option
 from elasticutor.operator import Operator
@@ -59,13 +62,10 @@ class StructuredFigures(Figures):
     setting: StructuredBench
     count: Compared | None = None
     small: Small | None = figure(omit_none=True, default=None)
-    """With the counts."""
     skewed: list[Compared] | None = None
-    """By size of the batches."""
     uniform: Uniform | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         setting, found = self.setting, super().as_dict()
         if self.count is not None:
             more = {"keys": setting.keys, "zipf": _ZIPF, "payload": setting.payload}
@@ -85,7 +85,6 @@ class StructuredFigures(Figures):
         return {**found, "sink": "noop", "state_store": "RocksDB"}
 
     def tables(self, title: str) -> Iterator[Table]:
-        """A table of what was compared in each part."""
         setting = self.setting
         if self.count is not None:
             rows = self.count.batch_rows
@@ -95,7 +94,6 @@ class StructuredFigures(Figures):
             yield one.table(f"{what}, batches of {one.batch_rows:,}")
 
     def remarks(self) -> Iterator[str]:
-        """What small batches take, and what balancing costs."""
         for part in (self.small, self.uniform):
             if part is not None:
                 yield from part.remarks()
@@ -158,7 +156,6 @@ class StructuredBench(Benchmark):
         return self.part in (part, "all")
 
     def check(self) -> None:
-        """Refuse rows that do not fill a batch, and a Spark that lacks packages."""
         counts = self.has("count") or self.has("uniform")
         largest = self.skewed_sizes[-1]
         if self.has("skewed") and self.dear_rows < largest:
@@ -171,11 +168,9 @@ class StructuredBench(Benchmark):
         require_packages()
 
     def given(self) -> dict[str, Any]:
-        """The options that all parts share."""
         return {**super().given(), "slots": self.slots}
 
     def measure(self, bench: Bench) -> StructuredFigures:
-        """Each part that is to be measured."""
         bench.say("starting Spark")
         # The folder outlives Spark, whose processes write into it.
         with scratch(self.folder) as place, spark_stage(self, place, bench) as stage:

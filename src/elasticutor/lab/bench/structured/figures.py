@@ -80,21 +80,18 @@ class Runs(Figures):
 
     @classmethod
     def of(cls, *runs: Ran) -> Runs:
-        """Some runs."""
         found = cls()
         for ran in runs:
             found.add(ran)
         return found
 
     def add(self, ran: Ran) -> None:
-        """One more run."""
         self.rows_s.append(ran.rows_s)
         self.batch_ms.append(ran.batch_ms)
         self.batches_ms += [batch.ms for batch in ran.batches]
         self.rows.append(ran.rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         return {**super().as_dict(), "batches": len(self.batches_ms)}
 
 
@@ -156,7 +153,6 @@ class Small(Figures):
         )
 
     def remarks(self) -> Iterator[str]:
-        """Our share."""
         own = f"{median(self.own_ms):.0f} ms longer than those that pass through"
         yield f"batches of {self.batch_rows} rows: {own}"
 
@@ -174,13 +170,11 @@ class Uniform(Figures):
         return ratios(self.balanced.rows_s, self.still.rows_s)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         found = [round(one, 4) for one in self.ratios]
         uniform = {**super().as_dict(), "ratios": found, "pairs": len(found)}
         return {**interval_as_dict("uniform_ratio", self.ratios), "uniform": uniform}
 
     def remarks(self) -> Iterator[str]:
-        """What balancing costs."""
         ratio, low, high = with_interval(self.ratios)
         yield (
             f"uniform keys, {len(self.ratios)} pairs: with balancing {ratio:.3f} of the rows per "
