@@ -36,7 +36,6 @@ from elasticutor.lab.bench.structured.figures import (
     Ran,
     Runs,
     Small,
-    TimedBatch,
     Uniform,
 )
 from elasticutor.lab.bench.structured.stage import (
@@ -93,7 +92,7 @@ class StandIn:
         self.work[name] = operator
         rows_s = ROWS_S[name] if balance else STILL_ROWS_S
         ms = files.batch_rows / rows_s * 1e3
-        return Ran((TimedBatch(files.batch_rows, ms),) * files.batches)
+        return Ran(((files.batch_rows, ms),) * files.batches)
 
 
 @pytest.fixture
@@ -392,7 +391,7 @@ def test_batches_other_than_those_written_are_not_compared(tmp_path: Path) -> No
 
 def test_our_share_of_a_small_batch_is_taken_by_rounds_over_medians() -> None:
     def ran(*ms: float) -> Ran:
-        return Ran(tuple(TimedBatch(100, one) for one in ms))
+        return Ran(tuple((100, one) for one in ms))
 
     runs = {
         "elastic": Runs.of(ran(230, 240, 900), ran(300)),
@@ -405,7 +404,7 @@ def test_our_share_of_a_small_batch_is_taken_by_rounds_over_medians() -> None:
 
 def test_ratios_are_taken_by_rounds_and_pairs() -> None:
     def ran(rows_s: float) -> Ran:
-        return Ran((TimedBatch(1000, 1e6 / rows_s),))
+        return Ran(((1000, 1e6 / rows_s),))
 
     compared = Compared(
         runs={

@@ -205,7 +205,7 @@ def pipeline(
 
 
 def chunks_of(seconds: float) -> ExecutorConfig:
-    """Settings for chunks of so much work: two of them ahead, and credit for ten."""
+    """Settings for chunks of this length: two of them ahead, and credit for ten."""
     return ExecutorConfig(chunk_s=seconds, window_s=2 * seconds, credit_s=10 * seconds)
 
 
@@ -222,7 +222,7 @@ def roles(cluster: BaseCluster, run: Run) -> dict[int, str]:
 
 
 def watch(run: Run, seconds: float) -> float:
-    """Let a run go on for so long; returns how far its sources were behind at worst.
+    """Let a run go on for a while; returns how far its sources were behind at worst.
 
     Raises what makes the run fail meanwhile, and a `BenchError` if it ends.
     """
@@ -259,7 +259,7 @@ class Measured:
 
 
 def measured(run: Run, warm_up_s: float, seconds: float) -> Measured:
-    """Let a run warm up, and measure it for so long."""
+    """Let a run warm up, then measure it."""
     watch(run, warm_up_s)
     run.reset_metrics()
     started = time.time()

@@ -116,9 +116,9 @@ def _check_mutants(as_json: bool) -> None:
         seeds = {name: None if after is None else after - 1 for name, after in found.items()}
         print_json({"most_seeds": _MUTANT_SEEDS, "found_after": found, "seeds": seeds})
     else:
-        told = (
+        rows = (
             (name, "not found" if after is None else str(after)) for name, after in found.items()
         )
-        print_table("the checker checked", ("bug put in", "found after seeds"), told)
+        print_table("the checker checked", ("bug put in", "found after seeds"), rows)
     if None in found.values():
         raise typer.Exit(1)

@@ -129,7 +129,7 @@ def _compare(elastic: DemoStory, static: DemoStory) -> None:
         f"first the one, then the other. {HOT.share:.0%} of a rush is one key, another every "
         f"{HOT.seconds:g} s."
     )
-    told: tuple[tuple[str, Callable[[DemoStory], str]], ...] = (
+    lines: tuple[tuple[str, Callable[[DemoStory], str]], ...] = (
         ("tuples a second, mean", lambda s: f"{s.rows_s:.0f}"),
         ("latency p50", lambda s: f"{s.p50_ms:.1f} ms"),
         ("latency p99", lambda s: f"{s.p99_ms:.1f} ms"),
@@ -139,7 +139,7 @@ def _compare(elastic: DemoStory, static: DemoStory) -> None:
         ("shards moved", lambda s: f"{len(s.moves)}"),
         ("a moving shard's pause, median", _pause),
     )
-    rows = [(name, figure(elastic), figure(static)) for name, figure in told]
+    rows = [(name, figure(elastic), figure(static)) for name, figure in lines]
     print_table("", ("", elastic.paradigm, static.paradigm), rows)
     out.print("Each shard waits for its own move only; nothing upstream was paused or notified.")
 

@@ -55,7 +55,7 @@ LENGTH_S = 21.0
 LOOK_S = 0.25
 """Figures are gathered over this long."""
 SLOW_S = 30.0
-"""For so much longer it waits for the first tuple that comes out."""
+"""How much longer it waits for the first tuple that comes out."""
 
 
 class Frame(Figures):
@@ -156,7 +156,7 @@ def tell(
 ) -> DemoStory:
     """Run the demo once, live, and show the story so far after every interval.
 
-    It lasts for so long after the warm-up; longer on a machine so busy that nothing has come out
+    It lasts for `seconds` after the warm-up; longer on a machine so busy that nothing has come out
     by then.
     """
     run = cluster.submit(

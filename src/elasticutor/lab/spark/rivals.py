@@ -27,7 +27,7 @@ from elasticutor.operator import Operator
 from elasticutor.spark.session import local_session
 
 Work: TypeAlias = Callable[[int], None]
-"""Does the work of so many rows."""
+"""Does the work of a number of rows."""
 
 _OUTPUT = "key bigint, count bigint"
 _STATE = "count bigint"
@@ -36,21 +36,21 @@ _GLANCE_S = 0.25
 
 
 def rivals_session(master: str, partitions: int) -> SparkSession:
-    """A quiet session whose state is in RocksDB, and which exchanges rows in so many partitions."""
+    """A quiet session whose state is in RocksDB, with this many partitions after an exchange."""
     spark = local_session(master, "elasticutor bench")
     use_rocksdb(spark, partitions)
     return spark
 
 
 def use_rocksdb(spark: SparkSession, partitions: int) -> None:
-    """Let a session's queries keep state in RocksDB, and exchange rows in so many partitions."""
+    """Let a session's queries keep state in RocksDB, with this many partitions after an exchange."""
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", _ROCKSDB)
     spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "10000")
 
 
 def file_stream(spark: SparkSession, folder: Path, schema: str, files: int) -> DataFrame:
-    """The Parquet files of a folder by their age, so many in each batch."""
+    """The Parquet files of a folder by their age, a number of them in each batch."""
     reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", files)
     return reader.parquet(str(folder))
 
@@ -182,7 +182,7 @@ def _counted(
 
 
 def _as_frame(key: int, before: int, size: int) -> Any:
-    """The counts of so many rows of a key."""
+    """The counts of some rows of a key."""
     import pandas as pd  # type: ignore[import-untyped]
 
     return pd.DataFrame({"key": [key] * size, "count": range(before + 1, before + size + 1)})

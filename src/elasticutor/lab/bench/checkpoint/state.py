@@ -101,7 +101,7 @@ def filled(
     interval_s: float = 2.0,
     bench: Bench,
 ) -> Store:
-    """Fill a checkpoint with keys of so many bytes, in a run of its own; a file for each epoch."""
+    """Fill a checkpoint with keys of `size` bytes, in a run of its own; a file for each epoch."""
     bench.say(f"filling a checkpoint with {keys:,} keys of {size} bytes")
     started = time.monotonic()
     store = Store(folder, keys, size, cores)

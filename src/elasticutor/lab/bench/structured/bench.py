@@ -115,7 +115,7 @@ class StructuredBench(Benchmark):
     keys: int = options.KEYS(10_000)
     payload: int = option(0, "Bytes carried along in each row.", min=0)
     seconds: float = options.SECONDS(
-        20.0, help="End a query that counts after so long.", min=0.1, key=""
+        20.0, help="End a query that counts after this many seconds.", min=0.1, key=""
     )
     dear_rows: int = option(80_000, "Rows that take CPU time, for the skewed part.", min=1)
     dear_batch_rows: list[int] | None = option(

@@ -30,39 +30,26 @@ RIVALS = ("transformWithState", "transformWithStateInPandas", "applyInPandasWith
 
 
 @dataclass(frozen=True, slots=True)
-class TimedBatch:
-    """A micro-batch, as the query's progress has it."""
-
-    rows: int
-    ms: float
-    """From its trigger until it was committed."""
-
-
-@dataclass(frozen=True, slots=True)
 class Ran:
     """One run of one query: the batches that count."""
 
-    batches: tuple[TimedBatch, ...]
+    batches: tuple[tuple[int, float], ...]
+    """Rows of each, and milliseconds from its trigger until it was committed."""
 
     def __post_init__(self) -> None:
-        if not sum(batch.ms for batch in self.batches):
+        if not self.ms:
             hint = "give it more time or more rows"
             raise BenchError("query", "end a batch after the first", 0, hint)
 
     @property
+    def ms(self) -> float:
+        """What all batches take."""
+        return sum(ms for _, ms in self.batches)
+
+    @property
     def rows(self) -> int:
         """How many it saw."""
-        return sum(batch.rows for batch in self.batches)
-
-    @property
-    def rows_s(self) -> float:
-        """Rows per second, over whole batches."""
-        return self.rows / sum(batch.ms for batch in self.batches) * 1e3
-
-    @property
-    def batch_ms(self) -> float:
-        """What a batch takes, as a median."""
-        return statistics.median(batch.ms for batch in self.batches)
+        return sum(rows for rows, _ in self.batches)
 
 
 class Runs(Figures):
@@ -86,9 +73,10 @@ class Runs(Figures):
         return found
 
     def add(self, ran: Ran) -> None:
-        self.rows_s.append(ran.rows_s)
-        self.batch_ms.append(ran.batch_ms)
-        self.batches_ms += [batch.ms for batch in ran.batches]
+        times_ms = [ms for _, ms in ran.batches]
+        self.rows_s.append(ran.rows / ran.ms * 1e3)
+        self.batch_ms.append(statistics.median(times_ms))
+        self.batches_ms += times_ms
         self.rows.append(ran.rows)
 
     def as_dict(self) -> dict[str, Any]:

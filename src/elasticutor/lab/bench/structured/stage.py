@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from elasticutor.errors import BadValueError
 from elasticutor.lab.bench.live import Bench, BenchError, unheard
-from elasticutor.lab.bench.structured.figures import PASSTHROUGH, Ran, TimedBatch
+from elasticutor.lab.bench.structured.figures import PASSTHROUGH, Ran
 from elasticutor.lab.bench.work import Burning
 from elasticutor.operator import Operator
 from elasticutor.sources import Generator
@@ -165,7 +165,7 @@ class SparkStage:
             files: What it reads.
             operator: Of an elastic one; of a rival, what work a row takes.
             cluster: For an elastic one.
-            most_s: End it after so long, but not before a batch has counted.
+            most_s: End it after this many seconds, but not before a batch has counted.
             balance: Whether an elastic one may move shards.
         """
         from elasticutor.lab.spark import rivals
@@ -190,7 +190,7 @@ class SparkStage:
 
         done = _aside(batches)
         _require_batches(name, files, [rows for rows, _ in done], ended_early=most_s < math.inf)
-        return Ran(tuple(TimedBatch(rows, ms) for rows, ms in done[1:]))
+        return Ran(tuple(done[1:]))
 
 
 Found = TypeVar("Found")
