@@ -43,7 +43,7 @@ def rivals_session(master: str, partitions: int) -> SparkSession:
 
 
 def use_rocksdb(spark: SparkSession, partitions: int) -> None:
-    """Let a session's queries keep state in RocksDB, with this many partitions after an exchange."""
+    """Keep the state of a session's queries in RocksDB, with this many partitions to exchange."""
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", _ROCKSDB)
     spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "10000")
