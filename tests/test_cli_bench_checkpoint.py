@@ -25,12 +25,18 @@ from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
 from elasticutor.lab.bench import live
-from elasticutor.lab.bench.checkpoint.bench import CheckpointBench, CheckpointFigures
+from elasticutor.lab.bench.checkpoint.bench import (
+    CheckpointBench,
+    CheckpointFigures,
+    EndedEpoch,
+    Overhead,
+    ended_between,
+)
 from elasticutor.lab.bench.checkpoint.dirty import DirtyFigures, Written
-from elasticutor.lab.bench.checkpoint.overhead import EndedEpoch, Overhead, ended_between
 from elasticutor.lab.bench.checkpoint.restore import RestoreFigures, Started, Steps, measure_restore
-from elasticutor.lab.bench.checkpoint.state import Store, Sweep, filled
-from elasticutor.lab.bench.live import BadOptionError, Bench, BenchError, scratch
+from elasticutor.lab.bench.checkpoint.state import Store, filled, sweep
+from elasticutor.lab.bench.live import Bench, BenchError, scratch
+from elasticutor.lab.options import BadOptionError
 
 PATIENCE_S = 60.0
 QUICK = ("--interval", "0.2", "--seconds", "0.8", "--warm-up", "0.3", "--pairs", "1")
@@ -113,7 +119,7 @@ def measure_until_an_epoch_ends(patch: pytest.MonkeyPatch) -> None:
         return behind_s
 
     patch.setattr(ProcessCluster, "submit", submitted)
-    patch.setattr("elasticutor.lab.bench.checkpoint.overhead.watch", watched)
+    patch.setattr(live, "watch", watched)
 
 
 @pytest.fixture(scope="module")
@@ -236,37 +242,38 @@ def test_a_restore_that_lacks_a_key_is_no_restore(processes: BaseCluster, tmp_pa
 def test_a_sweep_gives_keys_in_turn_however_it_is_asked_and_wherever_it_goes_on(
     keys: int, polls: list[tuple[int, bool]]
 ) -> None:
-    sweep = Sweep(keys, rows=150_000, size=4)
-    reader = sweep.open(0, 1, None)
+    source = sweep(keys, rows=150_000, size=4)
+    reader = source.open(0, 1, None)
     given_out: list[int] = []
     for most, lost in polls:
         if lost:
-            reader = sweep.open(0, 1, reader.offset)
+            reader = source.open(0, 1, reader.offset)
         offer = reader.poll(0.0, most)
         if offer is not None:
             assert offer.batch.num_rows <= most
             given_out += offer.batch.column("key").to_pylist()
     assert given_out == [number % keys for number in range(len(given_out))]
-    assert reader.offset == len(given_out)
+    assert reader.offset[0] == len(given_out)
 
 
 def test_a_sweep_with_a_rate_gives_what_is_due_and_goes_on_at_another_rate() -> None:
-    reader = Sweep(keys=10, rate=100).open(0, 1, None)
-    assert reader.poll(50.0, 1000) is None
+    reader = sweep(keys=10, rate=100).open(0, 1, None)
+    first = reader.poll(50.0, 1000)
+    assert first is not None
+    assert first.batch.column("key").to_pylist() == [0]
     assert 0 < reader.wait_s(50.0) <= 0.01
     offer = reader.poll(50.1, 1000)
     assert offer is not None
     assert offer.batch.num_rows == 10
-    assert offer.born == 50.0
-    later = Sweep(keys=10, rate=20).open(0, 1, reader.offset)
-    assert later.poll(90.0, 1000) is None
-    offer = later.poll(91.0, 1000)
-    assert offer is not None
-    assert offer.batch.num_rows == 20
+    assert offer.born == pytest.approx(50.01)
+    later = sweep(keys=10, rate=20).open(0, 1, reader.offset)
+    offers = [later.poll(now, 1000) for now in (90.0, 91.01)]
+    keys = [key for one in offers if one for key in one.batch.column("key").to_pylist()]
+    assert keys == [number % 10 for number in range(11, 32)]
 
 
 def test_a_sweep_ends_with_its_last_row() -> None:
-    reader = Sweep(keys=10, rows=3).open(0, 1, None)
+    reader = sweep(keys=10, rows=3).open(0, 1, None)
     offer = reader.poll(0.0, 1000)
     assert offer is not None
     assert offer.batch.num_rows == 3
@@ -275,10 +282,10 @@ def test_a_sweep_ends_with_its_last_row() -> None:
 
 
 def test_a_sweep_is_read_by_one_task_at_a_rate_above_0() -> None:
-    with pytest.raises(BadValueError, match="tasks of a Sweep must be 1"):
-        Sweep(keys=1).open(0, 2, None)
+    with pytest.raises(BadValueError, match="tasks of a remade source must be 1"):
+        sweep(keys=1).open(0, 2, None)
     with pytest.raises(BadValueError, match="rate must be above 0"):
-        Sweep(keys=1, rate=0)
+        sweep(keys=1, rate=0)
 
 
 class _Told:

@@ -10,12 +10,11 @@ import typer
 from typer.testing import CliRunner, Result
 
 from elasticutor.cli.app import app
-from elasticutor.lab.bench.declare import Benchmark, read_numbers
-from elasticutor.lab.bench.figures import P50_P99, Figures, Samples, figure, samples
-from elasticutor.lab.bench.live import BadOptionError, Bench, InterruptedBenchError
-from elasticutor.lab.cli.bench import app as commands
+from elasticutor.lab.bench.declare import P50_P99, Benchmark, Figures, Samples, figure, samples
+from elasticutor.lab.bench.live import Bench, InterruptedBenchError
+from elasticutor.lab.cli import bench as commands
 from elasticutor.lab.cli.declared import command_of
-from elasticutor.lab.options import option
+from elasticutor.lab.options import BadOptionError, option, read_numbers
 
 
 class Part(Figures):

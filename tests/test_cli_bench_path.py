@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from elasticutor.cli.app import app
 from elasticutor.lab.bench import live, path
-from elasticutor.lab.bench.figures import Spread
+from elasticutor.lab.bench.declare import median
 from elasticutor.lab.bench.live import OPERATOR, BenchError
 from elasticutor.lab.bench.path import PathBench, PathFigures, hops_of, processes, read_notes
 from elasticutor.lab.bench.tracing import TRACE
@@ -78,10 +78,7 @@ def test_a_tuple_is_followed_from_its_due_time_to_the_sink(tmp_path: Path) -> No
     write_way(tmp_path, BIRTH + 3_000_000, task=False)  # not the first of its chunk
     hops, sampled = hops_of(read_notes(tmp_path), since=0.0)
     assert sampled == 1
-    medians = {
-        hop: {part: Spread.of(us).median for part, us in parts.items()}
-        for hop, parts in hops.items()
-    }
+    medians = {hop: {part: median(us) for part, us in parts.items()} for hop, parts in hops.items()}
     assert medians["source"] == {"send": 1000.0, "work": 1000.0}
     assert medians["main, in"] == {
         "queue": 0.0,

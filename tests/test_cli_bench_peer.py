@@ -21,16 +21,17 @@ from elasticutor.core.paradigm import ParadigmName
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.lab.bench import latency as latency_bench
 from elasticutor.lab.bench import live
-from elasticutor.lab.bench.figures import Spread, ratios
+from elasticutor.lab.bench.declare import percentiles, ratios
 from elasticutor.lab.bench.latency import LatencyBench, LatencyFigures
 from elasticutor.lab.bench.live import Bench, BenchError
 from elasticutor.lab.bench.load import shift as shift_bench
 from elasticutor.lab.bench.load.elastic import ElasticBench
 from elasticutor.lab.bench.load.emulated import ElasticRun
-from elasticutor.lab.bench.operators import CountAndSum
 from elasticutor.lab.bench.peer import beside as peer_bench
-from elasticutor.lab.bench.peer.beside import PeerRun, PeerSetting, PeerWork
+from elasticutor.lab.bench.peer.beside import PeerSetting, PeerWork
+from elasticutor.lab.bench.record import Latency, Recording
 from elasticutor.lab.bench.throughput import ThroughputBench
+from elasticutor.lab.bench.work import CountAndSum
 from elasticutor.operator import Operator
 from elasticutor.sources import Generator
 
@@ -41,19 +42,19 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "spark_cluster", lambda *_, **__: nullcontext())
 
 
-def recorded(work: PeerWork, setting: PeerSetting) -> PeerRun:
+def recorded(work: PeerWork, setting: PeerSetting) -> Recording:
     """A peer that takes 2 ms, and 10 ms more with batches that are not of ten; 5,000 rows/s."""
     tuples = work.tuples
     rows = tuples.rows or round((tuples.rate or 0.0) * (tuples.seconds or 0.0))
     due_s = np.arange(rows) / (tuples.rate or 5_000.0)
     slow_s = 0.002 + 0.010 * (setting.batch_rows % 10 != 0 or setting.batch_rows == 100)
-    return PeerRun(due_s, due_s + slow_s)
+    return Recording(0.0, due_s + slow_s, np.ones(rows, np.int64), due_s)
 
 
 def test_a_peer_that_is_not_installed_is_refused_with_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(peer_bench, "peer_version", lambda: None)
+    monkeypatch.setattr(peer_bench, "version_of", lambda package: None)
     for command in ("latency", "throughput"):
         result = CliRunner().invoke(app, ["bench", command, "--beside", "bytewax"])
         assert isinstance(result.exception, BenchError)
@@ -85,7 +86,7 @@ def test_latency_is_paired_with_the_peers_best_setting_round_by_round(
         for name in latency_bench.PERCENTILES:
             getattr(found, name).append(value)
 
-    def peer(work: PeerWork, setting: PeerSetting) -> PeerRun:
+    def peer(work: PeerWork, setting: PeerSetting) -> Recording:
         order.append(f"theirs {work.tuples.seed}")
         return recorded(work, setting)
 
@@ -100,8 +101,10 @@ def test_latency_is_paired_with_the_peers_best_setting_round_by_round(
     assert order[tried:] == ["ours 0", "theirs 0", "theirs 1", "ours 1", "ours 2", "theirs 2"]
     assert result.beside is not None
     assert result.beside.setting == PeerSetting(2, 10, checkpoint=True)
-    ratio = Spread.of(ratios(result.beside.ours["p50_ms"], result.beside.theirs["p50_ms"]))
-    assert (ratio.low, ratio.median, ratio.high) == pytest.approx((0.6, 1.0, 1.4), abs=0.01)
+    found = ratios(result.beside.ours["p50_ms"], result.beside.theirs["p50_ms"])
+    spread = percentiles("ratio", found)
+    expected = {"ratio": 1.0, "ratio_p10": 0.6, "ratio_p90": 1.4}
+    assert spread == pytest.approx(expected, abs=0.01)
     told = json.loads(json.dumps(setting.as_dict(result, bench)))
     assert told["beside"]["theirs_p50_ms"] == pytest.approx(2.0)
     assert told["beside"]["rounds"]["ours"]["p99_ms"] == [1.0, 2.0, 3.0]
@@ -136,19 +139,13 @@ def test_shifting_load_is_compared_with_static_and_with_the_peer(
         cluster: BaseCluster, setting: ElasticBench, paradigm: ParadigmName, seed: int
     ) -> ElasticRun:
         ms = 1.0 if paradigm == "elastic" else 4.0
-        return ElasticRun(
-            paradigm=paradigm,
-            seed=seed,
-            latency_p50_ms=ms,
-            latency_p99_ms=2 * ms,
-            worst_second_p50_ms=3 * ms,
-            worst_second_p99_ms=4 * ms,
-        )
+        latency = Latency(0.0, ms, 0.0, 2 * ms, 0.0, 3 * ms, 4 * ms)
+        return ElasticRun(paradigm=paradigm, seed=seed, latency=latency)
 
     monkeypatch.setattr(shift_bench, "run_once", run)
     monkeypatch.setattr(peer_bench, "run_peer", recorded)
     setting = ElasticBench(load=0.5, omega=12, seconds=3, warm_up=1)
-    result = shift_bench.measure_shift(Bench(), setting, repeat=2, with_peer=True)
+    result = shift_bench.measure_shift(Bench(), setting, 2, with_peer=True)
     told = json.loads(json.dumps(result.as_dict()))
     assert list(result.sides) == ["elastic", "static", "bytewax"]
     assert told["elastic"]["worst_second_p99_ms"] == 4.0
@@ -169,7 +166,7 @@ spec, number = json.loads(sys.argv[1]), int(sys.argv[2])
 folder = Path(spec["folder"])
 (folder / "began").write_text("100.0")
 np.savez(folder / f"sink-{{number}}.npz", arrivals=np.array([101.0 + number]),
-         rows=np.array([2]), due_s=np.array([0.5, 0.75]))
+         rows=np.array([2]), times=np.array([500_000, 750_000]))
 """
 
 
@@ -201,7 +198,7 @@ def test_what_all_processes_of_a_peer_noted_is_put_together_by_arrival(
     assert run.arrived_s.tolist() == [1.0, 1.0, 2.0, 2.0]
     assert run.due_s.tolist() == [0.5, 0.75, 0.5, 0.75]
     assert run.rows_s == 2.0
-    assert run.percentile_ms(0, 0.0, 1.0) == 250.0
+    assert run.latency(0.0, 1.0).p50_ms == 875.0
 
 
 def test_a_process_that_fails_ends_the_others_and_its_words_are_told(

@@ -25,24 +25,27 @@ from typer.testing import CliRunner, Result
 
 from elasticutor.cli.app import app
 from elasticutor.errors import BadValueError
-from elasticutor.lab.bench.figures import with_interval
+from elasticutor.lab.bench.declare import with_interval
 from elasticutor.lab.bench.live import Bench, BenchError
-from elasticutor.lab.bench.operators import Count, CountBatches
 from elasticutor.lab.bench.structured import bench as structured
 from elasticutor.lab.bench.structured import stage as spark_stage
-from elasticutor.lab.bench.structured.bench import StructuredBench, StructuredPart
-from elasticutor.lab.bench.structured.data import FILES, Files, write_files
+from elasticutor.lab.bench.structured.bench import StructuredBench
 from elasticutor.lab.bench.structured.figures import (
     RIVALS,
     Compared,
     Ran,
     Runs,
     Small,
-    TimedBatch,
     Uniform,
 )
-from elasticutor.lab.bench.structured.stage import MeasuredStage, _require_batches, require_packages
-from elasticutor.lab.bench.work import Burn, Burning
+from elasticutor.lab.bench.structured.stage import (
+    FILES,
+    Files,
+    _require_batches,
+    require_packages,
+    write_files,
+)
+from elasticutor.lab.bench.work import Burn, Burning, Count, CountBatches
 from elasticutor.operator import Operator, kind_of
 from elasticutor.sources import Generator
 
@@ -63,6 +66,8 @@ class StandIn:
     """Queries that say how long they would have taken, and who asked for what in which order."""
 
     def __init__(self) -> None:
+        self.folder = Path()
+        self.bench = Bench()
         self.asked: list[tuple[str, int, float, bool]] = []
         self.work: dict[str, Any] = {}
         self.clusters = 0
@@ -87,7 +92,7 @@ class StandIn:
         self.work[name] = operator
         rows_s = ROWS_S[name] if balance else STILL_ROWS_S
         ms = files.batch_rows / rows_s * 1e3
-        return Ran((TimedBatch(files.batch_rows, ms),) * files.batches)
+        return Ran(((files.batch_rows, ms),) * files.batches)
 
 
 @pytest.fixture
@@ -95,7 +100,8 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     standing = StandIn()
 
     @contextmanager
-    def stand_in(setting: StructuredBench, folder: Path) -> Iterator[MeasuredStage]:
+    def stand_in(setting: StructuredBench, folder: Path, bench: Bench) -> Iterator[StandIn]:
+        standing.folder, standing.bench = folder, bench
         yield standing
 
     monkeypatch.setattr(structured, "spark_stage", stand_in)
@@ -385,7 +391,7 @@ def test_batches_other_than_those_written_are_not_compared(tmp_path: Path) -> No
 
 def test_our_share_of_a_small_batch_is_taken_by_rounds_over_medians() -> None:
     def ran(*ms: float) -> Ran:
-        return Ran(tuple(TimedBatch(100, one) for one in ms))
+        return Ran(tuple((100, one) for one in ms))
 
     runs = {
         "elastic": Runs.of(ran(230, 240, 900), ran(300)),
@@ -398,7 +404,7 @@ def test_our_share_of_a_small_batch_is_taken_by_rounds_over_medians() -> None:
 
 def test_ratios_are_taken_by_rounds_and_pairs() -> None:
     def ran(rows_s: float) -> Ran:
-        return Ran((TimedBatch(1000, 1e6 / rows_s),))
+        return Ran(((1000, 1e6 / rows_s),))
 
     compared = Compared(
         runs={
@@ -448,11 +454,11 @@ def test_what_fails_aside_fails_here() -> None:
 
 
 def test_the_figures_can_be_had_without_the_command(tmp_path: Path) -> None:
-    stage = StandIn()
-    part = StructuredPart.COUNT
-    setting = StructuredBench(part=part, rows=100, batch_rows=50, keys=5, repeat=2)
     told: list[str] = []
-    result = setting.on(stage, tmp_path, Bench(told.append))
+    stage: Any = StandIn()
+    stage.folder, stage.bench = tmp_path, Bench(told.append)
+    setting = StructuredBench(part="count", rows=100, batch_rows=50, keys=5, repeat=2)
+    result = setting.on(stage)
     assert result.count is not None
     assert (result.skewed, result.uniform) == (None, None)
     assert result.as_dict()["count"]["elastic"]["rows"] == [100, 100]

@@ -20,7 +20,7 @@ from elasticutor.core.keys import key_hashes, shards_of
 from elasticutor.core.protocol.ids import Attempt, ChunkId, Epoch, ShardId
 from elasticutor.core.protocol.task_inbox import SingleWork, Work
 from elasticutor.errors import BadValueError, StaleAttemptError
-from elasticutor.lab.bench.operators import COUNTS_AND_SUMS, CountAndSum, CountAndSumBatch
+from elasticutor.lab.bench.work import COUNTS_AND_SUMS, CountAndSum, CountAndSumBatch
 from elasticutor.operator import BatchState, Operator, OperatorError, State
 from elasticutor.process.operator import chunk_run
 from elasticutor.process.operator import runner as operating

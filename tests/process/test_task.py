@@ -23,7 +23,7 @@ from elasticutor.core.protocol.ids import (
     ShardId,
     TaskId,
 )
-from elasticutor.lab.bench.operators import COUNTS_AND_SUMS, CountAndSum, CountAndSumBatch
+from elasticutor.lab.bench.work import COUNTS_AND_SUMS, CountAndSum, CountAndSumBatch
 from elasticutor.operator import Operator
 from elasticutor.process.specs import OperatorSpec, Route, Site, TaskSpec
 from elasticutor.process.task import TaskProcess

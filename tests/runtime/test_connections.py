@@ -14,7 +14,7 @@ from elasticutor.core.run import run_instructions as do
 from elasticutor.core.run.introductions import Introduction
 from elasticutor.driver.blueprint import Blueprint, in_paradigm
 from elasticutor.driver.connections import Connections, roles_of
-from elasticutor.lab.bench.operators import CountAndSum
+from elasticutor.lab.bench.work import CountAndSum
 from elasticutor.plan import Plan
 from elasticutor.process.specs import Tempo
 from elasticutor.sinks import NoSink

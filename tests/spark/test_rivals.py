@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from elasticutor.core.run.phases import RunError
-from elasticutor.lab.bench.structured.data import FILES, Files, write_files
+from elasticutor.lab.bench.structured.stage import FILES, Files, write_files
 from elasticutor.lab.bench.work import Burning
 from elasticutor.lab.spark.rivals import (
     RIVALS,

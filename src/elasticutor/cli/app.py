@@ -39,7 +39,7 @@ class _Command:
 COMMANDS = {
     "demo": _Command("Run", "elasticutor.lab.cli.demo", "demo"),
     "state": _Command("Look", "elasticutor.cli.state", "app"),
-    "bench": _Command("Laboratory", "elasticutor.lab.cli.bench.app", "app"),
+    "bench": _Command("Laboratory", "elasticutor.lab.cli.bench", "app"),
     "chaos": _Command("Laboratory", "elasticutor.lab.cli.chaos", "chaos"),
     "check": _Command("Laboratory", "elasticutor.lab.cli.check", "check"),
     "sim": _Command("Laboratory", "elasticutor.lab.cli.sim", "sim"),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+INTERRUPTED = 130
+"""The exit code after Ctrl-C."""
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -18,6 +22,16 @@ err = Console(stderr=True, highlight=False)
 def note(text: str) -> None:
     """Print a message that is not a result."""
     err.print(text, markup=False)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table; all columns but the first are numbers, and so aligned to the right."""
+    table = Table(*columns, title=title)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        table.add_row(*row)
+    out.print(table)
 
 
 def print_json(figures: Any) -> None:

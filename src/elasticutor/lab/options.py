@@ -1,17 +1,21 @@
-"""Options of a command, declared once: a dataclass that `lab.cli.declared` makes the command of.
-
-Example:
-    >>> class Nap(Options):
-    ...     ms: float = option(1.0, "How long to sleep.", min=0, key="ms")
-    >>> Nap(ms=2).given()
-    {'ms': 2}
-"""
+"""Options of a command, declared once: a dataclass that `lab.cli.declared` makes the command of."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, dataclass_transform
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+Value = TypeVar("Value")
+
+
+class BadOptionError(ValueError):
+    """An option that cannot be, or not together with the others."""
+
+    def __init__(self, option: str, reason: str) -> None:
+        super().__init__(reason)
+        self.option = option
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +66,17 @@ class Options:
             for field in fields
             if (option := field.metadata["option"]).key
         }
+
+
+def read_option(name: str, given: str, read: Callable[[str], Value], like: str) -> Value:
+    """Read the text of an option, which should be `like` this; else it is a `BadOptionError`."""
+    try:
+        return read(given)
+    except ValueError:
+        raise BadOptionError(name, f"{given!r} is not {like}") from None
+
+
+def read_numbers(name: str, given: str) -> list[float]:
+    """Numbers with commas between them."""
+    like = "numbers with commas between them"
+    return read_option(name, given, lambda text: [*map(float, text.split(","))], like)

@@ -2,34 +2,31 @@
 
 Every tuple burns CPU time, as the paper's do (1 ms); tuples fall due by the clock, at a share of
 what the tasks could do at most. Latency counts from when a tuple was due, whether or not there was
-time to send it then. The first seconds do not count.
-
-Beside a peer, runs of both take turns, with the same keys, costs and due times; the peer's settings
-are tried out first, and the best are kept. Load that shifts: `lab.bench.load.shift`.
+time to send it then. Beside a peer, runs of both take turns, with the same keys, costs and due
+times. Load that shifts: `lab.bench.load.shift`.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
 from typing import Any
 
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, Samples, figure, samples
-from elasticutor.lab.bench.live import BadOptionError, Bench, notes, pipeline, rate_between, watch
+from elasticutor.lab.bench.declare import Benchmark, Figures, Samples, figure, samples
+from elasticutor.lab.bench.live import Bench, measured, notes, pipeline
 from elasticutor.lab.bench.load.elastic import ElasticBench
 from elasticutor.lab.bench.load.shift import measure_shift
 from elasticutor.lab.bench.peer import beside as peers
+from elasticutor.lab.bench.record import Latency
 from elasticutor.lab.bench.work import Burn
-from elasticutor.lab.options import option
+from elasticutor.lab.options import BadOptionError, option
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 
-PERCENTILES = {"p50_ms": 50.0, "p90_ms": 90.0, "p99_ms": 99.0, "p999_ms": 99.9}
-"""What the figures have of a latency, by name."""
+PERCENTILES = ("p50_ms", "p90_ms", "p99_ms", "p999_ms")
+"""What the figures have of a latency, as `Latency` calls them."""
 
 _BATCHES = (1, 10, 100)
 _ABOUT_SHIFT = "latency, hot keys change every {every:g} s: 8 emulated cores at {load:.0%}, ms"
@@ -72,11 +69,9 @@ class LatencyBench(Benchmark):
     zipf: float = option(1.0, "With --shift: skew of the keys.", min=0)
 
     def title(self) -> str:
-        """Of the table; another one with --shift."""
         return (_ABOUT_SHIFT if self.shift else self.about).format(**vars(self))
 
     def check(self) -> None:
-        """Refuse a peer that cannot be run, and checkpoints of a load that shifts."""
         peers.require_peer(self.beside)
         if self.shift and self.checkpoint:
             raise BadOptionError("--checkpoint", "not together with --shift")
@@ -86,11 +81,8 @@ class LatencyBench(Benchmark):
         return {} if self.shift else super().given()
 
     def measure(self, bench: Bench) -> Figures:
-        """Runs of ours, in turns with the peer's."""
         if self.shift:
-            return measure_shift(
-                bench, self.shifting(), repeat=self.repeat, with_peer=bool(self.beside)
-            )
+            return measure_shift(bench, self.shifting(), self.repeat, with_peer=bool(self.beside))
         found = LatencyFigures(offered_rows_s=self.load * self.cores / (self.cost_ms / 1e3))
         peer = found.beside = self._best(bench) if self.beside else None
         with bench.cluster(self.cores) as cluster:
@@ -99,8 +91,9 @@ class LatencyBench(Benchmark):
                 if side == "ours":
                     self._run(cluster, number, found)
                 elif peer is not None:
-                    for name, ms in self._run_peer(peer.setting, number).items():
-                        peer.theirs.setdefault(name, []).append(ms)
+                    theirs = self._run_peer(peer.setting, number)
+                    for name in PERCENTILES:
+                        peer.theirs.setdefault(name, []).append(getattr(theirs, name))
         if peer is not None:
             peer.ours = {name: getattr(found, name) for name in PERCENTILES}
         return found
@@ -128,15 +121,12 @@ class LatencyBench(Benchmark):
         with notes() as folder:
             durable = folder / "checkpoint" if self.checkpoint else None
             with cluster.submit(topology, checkpoint=durable, epoch_interval=peers.EPOCH_S) as run:
-                watch(run, self.warm_up)
-                run.reset_metrics()
-                started = time.time()
-                found.behind_s = max(found.behind_s, watch(run, self.seconds))
-                latency = run.metrics().latency
-                found.rows_s.append(rate_between(run.timeline(), started, time.time()))
+                seen = measured(run, self.warm_up, self.seconds)
                 run.cancel()
-        for name, percent in PERCENTILES.items():
-            getattr(found, name).append(latency.percentile_s(percent) * 1e3)
+        found.behind_s = max(found.behind_s, seen.behind_s)
+        found.rows_s.append(seen.rows_s)
+        for name, percent in zip(PERCENTILES, (50, 90, 99, 99.9), strict=True):
+            getattr(found, name).append(seen.metrics.latency.percentile_s(percent) * 1e3)
 
     def _best(self, bench: Bench) -> peers.Beside:
         """The peer's setting with the lowest latency: p50 and p99 count alike."""
@@ -144,16 +134,12 @@ class LatencyBench(Benchmark):
 
         def latency(setting: peers.PeerSetting) -> float:
             found = trial._run_peer(setting, 0)
-            return math.sqrt(found["p50_ms"] * found["p99_ms"])
+            return math.sqrt(found.p50_ms * found.p99_ms)
 
-        return peers.best_of(
-            peers.settings_of(self.cores, _BATCHES, self.checkpoint), latency, bench
-        )
+        settings = peers.settings_of(self.cores, _BATCHES, self.checkpoint)
+        return peers.best_of(settings, latency, bench)
 
-    def _run_peer(self, setting: peers.PeerSetting, seed: int) -> dict[str, float]:
+    def _run_peer(self, setting: peers.PeerSetting, seed: int) -> Latency:
         total_s = self.warm_up + self.seconds
         work = peers.PeerWork("burn", self._tuples(seed, total_s), self.cost_ms / 1e3)
-        run = peers.run_peer(work, setting)
-        return {
-            name: run.percentile_ms(p, self.warm_up, total_s) for name, p in PERCENTILES.items()
-        }
+        return peers.run_peer(work, setting).latency(self.warm_up, total_s)

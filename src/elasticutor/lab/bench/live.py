@@ -11,17 +11,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.driver.cluster import BaseCluster
-from elasticutor.driver.metrics import Moment
+from elasticutor.driver.metrics import Moment, RunMetrics
 from elasticutor.driver.run import Run
 from elasticutor.errors import ElasticutorError
-from elasticutor.lab.bench.figures import Samples, percentiles
+from elasticutor.lab.bench.declare import Samples, percentiles
 from elasticutor.operator import Operator
 from elasticutor.process.hosting.directories import SHARED_MEMORY
 from elasticutor.sinks import Sink
@@ -42,19 +43,10 @@ _REMOVAL_S = 10.0
 _FOLDERS = "elasticutor-bench-"
 
 Side = TypeVar("Side")
-"""What takes turns."""
 
 
 class BenchError(ElasticutorError, RuntimeError):
     """A benchmark that did not measure what it was to measure."""
-
-
-class BadOptionError(ValueError):
-    """An option that cannot be, or not together with the others."""
-
-    def __init__(self, option: str, reason: str) -> None:
-        super().__init__(reason)
-        self.option = option
 
 
 class InterruptedBenchError(KeyboardInterrupt):
@@ -70,19 +62,15 @@ def silent(what: str) -> None:
 
 
 class Bench:
-    """Where a benchmark runs: clusters to run on, progress, and the machine's facts.
-
-    Args:
-        progress: Shows what is done next.
-        tick: Shows how far that has come; called many times a second.
-        note: Shows what has to be known in the end.
-    """
+    """Where a benchmark runs: clusters to run on, progress, and the machine's facts."""
 
     def __init__(
         self, progress: Progress = silent, tick: Progress = silent, note: Progress = silent
     ) -> None:
         self.tick = tick
+        """Shows how far something has come; called many times a second."""
         self.note = note
+        """Shows what has to be known in the end."""
         self.machine = Machine()
         self._progress = progress
 
@@ -92,9 +80,7 @@ class Bench:
         self.machine.glance()
 
     @contextmanager
-    def cluster(
-        self, cores: int, nodes: int = 1, *, schedule_s: float = 0.0
-    ) -> Iterator[BaseCluster]:
+    def cluster(self, cores: int, nodes: int = 1, schedule_s: float = 0.0) -> Iterator[BaseCluster]:
         """A cluster on a local Spark, as of `spark_cluster`."""
         self._progress("starting Spark")
         with spark_cluster(cores, nodes, schedule_s=schedule_s) as cluster:
@@ -113,10 +99,6 @@ class Bench:
         """Let sides take turns, round by round; in every other round in the opposite order.
 
         A slow minute of the machine hits all of them, and none always goes first.
-
-        Example:
-            >>> list(Bench().turns(2, ["a", "b"]))
-            [(0, 'a'), (0, 'b'), (1, 'b'), (1, 'a')]
         """
         for number in range(repeat):
             for side in sides if number % 2 == 0 else tuple(reversed(sides)):
@@ -133,19 +115,10 @@ def spark_cluster(
     master: str = MASTER,
     name: str = "elasticutor bench",
 ) -> Iterator[BaseCluster]:
-    """A cluster on a local Spark, both gone at the end.
+    """A cluster of emulated nodes on a local Spark, both gone at the end.
 
-    Spark's own messages are not shown, unless it does not start.
-
-    Args:
-        cores: Of each node.
-        nodes: How many, emulated on this machine.
-        schedule_s: How often the scheduler may change cores; 0: never.
-        master: Spark's.
-        name: Of the Spark application.
-
-    Raises:
-        BenchError: There is no pyspark.
+    Spark's own messages are not shown, unless it does not start. With `schedule_s` 0 no scheduler
+    changes cores.
     """
     try:
         from elasticutor.spark import Cluster
@@ -153,36 +126,21 @@ def spark_cluster(
     except ImportError as error:
         hint = "pip install 'elasticutor[spark]'"
         raise BenchError("pyspark", "be installed", str(error), hint) from error
-    with _interruptible():
+    with ExitStack() as stack:
+        stack.callback(_on_interrupt, signal.getsignal(signal.SIGINT))
         with unheard():
             spark = local_session(master, name)
-        _interrupt_as_usual()
-        try:
-            with Cluster(spark, nodes=nodes, cores=cores, schedule_s=schedule_s) as cluster:
-                yield cluster
-        finally:
-            spark.stop()
+        stack.callback(spark.stop)
+        # A SparkContext makes Ctrl-C cancel all Spark jobs first: that would kill the nodes under
+        # the run, before it can end in good order.
+        _on_interrupt(signal.default_int_handler)
+        yield stack.enter_context(Cluster(spark, nodes=nodes, cores=cores, schedule_s=schedule_s))
 
 
-def _interrupt_as_usual() -> None:
-    """Let Ctrl-C raise `KeyboardInterrupt`, and nothing else.
-
-    A SparkContext makes it cancel all Spark jobs first: that would kill the nodes under the run,
-    before it can end in good order.
-    """
+def _on_interrupt(handler: Any) -> None:
+    """Let Ctrl-C do this; only the main thread can say so."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Put back at the end what Ctrl-C did before."""
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, handler)
 
 
 @contextmanager
@@ -215,34 +173,24 @@ def notes() -> Iterator[Path]:
 
 @contextmanager
 def scratch(under: Path | None = None) -> Iterator[Path]:
-    """A folder for checkpoints, gone at the end; to be made before the cluster that writes there.
-
-    Args:
-        under: Where; default: the directory for temporary files.
-    """
+    """A folder for checkpoints, gone at the end: after the cluster that writes there."""
     if under is not None:
         under.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="elasticutor-checkpoint-", dir=under))
     try:
         yield folder
     finally:
-        _remove(folder)
+        # A thread may still be folding files in it: it ends in a moment.
+        until = time.monotonic() + _REMOVAL_S
+        while folder.exists() and time.monotonic() < until:
+            shutil.rmtree(folder, ignore_errors=True)
+            time.sleep(0.05)
 
 
-def _remove(folder: Path) -> None:
-    """Remove a folder in which a thread may still be folding files: it ends in a moment."""
-    until = time.monotonic() + _REMOVAL_S
-    while folder.exists() and time.monotonic() < until:
-        shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(0.05)
-
-
-@contextmanager
-def shared_memory() -> Iterator[str]:
-    """A directory where nodes have their stores too, if there is such a place."""
+def shared_memory() -> AbstractContextManager[str]:
+    """A directory where nodes have their stores too, if there is such a place; gone at the end."""
     there = SHARED_MEMORY if Path(SHARED_MEMORY).is_dir() else None
-    with tempfile.TemporaryDirectory(prefix=_FOLDERS, dir=there) as place:
-        yield place
+    return tempfile.TemporaryDirectory(prefix=_FOLDERS, dir=there)
 
 
 def pipeline(
@@ -257,21 +205,26 @@ def pipeline(
 
 
 def chunks_of(seconds: float) -> ExecutorConfig:
-    """Settings for chunks of so much work: two of them ahead, and credit for ten.
-
-    Example:
-        >>> chunks_of(0.02).window_s
-        0.04
-    """
+    """Settings for chunks of this length: two of them ahead, and credit for ten."""
     return ExecutorConfig(chunk_s=seconds, window_s=2 * seconds, credit_s=10 * seconds)
 
 
-def watch(run: Run, seconds: float) -> float:
-    """Let a run go on for so long; returns how far its sources were behind at worst.
+def roles(cluster: BaseCluster, run: Run) -> dict[int, str]:
+    """What each process of a `pipeline` is, by process id: task, main, source, sink or node."""
+    participants = run.supervisor.pids
+    return {
+        **{seen.pid: "task" for seen in run.tasks(OPERATOR, 0).values()},
+        participants[f"{OPERATOR}.0"]: "main",
+        participants[f"{SOURCE}.0"]: "source",
+        participants[SINK]: "sink",
+        **{node.pid: "node" for node in cluster.hub.nodes.values()},
+    }
 
-    Raises:
-        Exception: Whatever made the run fail meanwhile.
-        BenchError: It ended.
+
+def watch(run: Run, seconds: float) -> float:
+    """Let a run go on for a while; returns how far its sources were behind at worst.
+
+    Raises what makes the run fail meanwhile, and a `BenchError` if it ends.
     """
     until, behind_s = time.monotonic() + seconds, 0.0
     while (left_s := until - time.monotonic()) > 0:
@@ -285,18 +238,35 @@ def watch(run: Run, seconds: float) -> float:
 
 
 def rate_between(timeline: Sequence[Moment], start: float, end: float) -> float:
-    """Rows per second that sinks took in the intervals that lie between two times.
-
-    Example:
-        >>> moments = [Moment(11.0, 1.0, 5, 1, 1), Moment(12.0, 1.0, 7, 1, 1)]
-        >>> rate_between(moments, 10.5, 12.0)
-        7.0
-    """
+    """Rows per second that sinks took in the intervals that lie between two times."""
     inside = [m for m in timeline if m.time - m.seconds >= start and m.time <= end]
     seconds = sum(moment.seconds for moment in inside)
     if not seconds:
         raise BenchError("measurements", "lie in the time measured", 0, "measure for longer")
     return sum(moment.rows for moment in inside) / seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run did between two times, in seconds since 1970."""
+
+    started: float
+    ended: float
+    rows_s: float
+    behind_s: float
+    """How far its sources were behind at worst."""
+    metrics: RunMetrics
+
+
+def measured(run: Run, warm_up_s: float, seconds: float) -> Measured:
+    """Let a run warm up, then measure it."""
+    watch(run, warm_up_s)
+    run.reset_metrics()
+    started = time.time()
+    behind_s = watch(run, seconds)
+    metrics, ended = run.metrics(), time.time()
+    rows_s = rate_between(run.timeline(), started, ended)
+    return Measured(started, ended, rows_s, behind_s, metrics)
 
 
 class Machine:
@@ -323,12 +293,13 @@ class Machine:
                 "system": platform.system(),
                 "python": platform.python_version(),
                 "pyarrow": version("pyarrow"),
-                "pyspark": _version_of("pyspark"),
+                "pyspark": version_of("pyspark"),
             },
         }
 
 
-def _version_of(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """Which version of a package is installed, if one is."""
     try:
         return version(package)
     except ImportError:

@@ -10,13 +10,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from elasticutor.driver.cluster import BaseCluster
-from elasticutor.driver.run import Run
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import MEDIAN, Figures, Samples, figure, samples
-from elasticutor.lab.bench.live import OPERATOR, SINK, SOURCE, Bench, BenchError, pipeline
-from elasticutor.lab.bench.operators import CountAndSumBatch
+from elasticutor.lab.bench.declare import MEDIAN, Benchmark, Figures, Samples, figure, samples
+from elasticutor.lab.bench.live import Bench, BenchError, pipeline, roles
+from elasticutor.lab.bench.work import CountAndSumBatch
 from elasticutor.lab.options import option
 from elasticutor.lab.proc import PROC, parent_of
 from elasticutor.sinks import NoSink
@@ -34,11 +31,7 @@ class Weight(Figures):
     uss_mb: Samples = samples("its own (USS)", ".1f", shows=MEDIAN, digits=2)
 
     def add(self, pid: int) -> None:
-        """Weigh a process now.
-
-        Raises:
-            BenchError: It is not there, or this is not Linux.
-        """
+        """Weigh a process now; a `BenchError` if it is not there, or this is not Linux."""
         path = PROC / str(pid) / "smaps_rollup"
         try:
             self.read(path.read_text())
@@ -46,16 +39,7 @@ class Weight(Figures):
             raise BenchError("process", f"have a {path.name} to read", str(error)) from error
 
     def read(self, rollup: str) -> None:
-        r"""Add what the text of Linux's `smaps_rollup` says.
-
-        Example:
-            >>> weight = Weight()
-            >>> weight.read(
-            ...     "Rss: 2048 kB\nPss: 1024 kB\nPrivate_Clean: 512 kB\nPrivate_Dirty: 256 kB\n"
-            ... )
-            >>> weight.as_dict()
-            {'rss_mb': 2.0, 'pss_mb': 1.0, 'uss_mb': 0.75}
-        """
+        """Add what the text of Linux's `smaps_rollup` says."""
         mb = {name: int(number) / 1024 for name, number in _FIELD.findall(rollup)}
         self.rss_mb.append(mb["Rss"])
         self.pss_mb.append(mb["Pss"])
@@ -68,7 +52,6 @@ class MemoryFigures(Figures):
     kinds: dict[str, Weight] = figure("process", default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         kinds = self.kinds.items()
         return {f"{kind}_{name}": mb for kind, one in kinds for name, mb in one.as_dict().items()}
 
@@ -83,7 +66,6 @@ class MemoryBench(Benchmark):
     repeat: int = options.REPEAT(3, key="repeat")
 
     def measure(self, bench: Bench) -> MemoryFigures:
-        """Weigh the processes of runs that are drained."""
         found = MemoryFigures()
         with bench.cluster(self.cores) as cluster:
             for number in bench.runs(self.repeat, f"{self.cores} tasks"):
@@ -93,21 +75,9 @@ class MemoryBench(Benchmark):
                 )
                 with cluster.submit(topology, keep=True) as run:
                     run.wait(_PATIENCE_S)
-                    for kind, pids in _pids(cluster, run).items():
-                        for pid in pids:
-                            found.kinds.setdefault(kind, Weight()).add(pid)
+                    kinds = roles(cluster, run)
+                    tasks = [pid for pid, kind in kinds.items() if kind == "task"]
+                    kinds |= {parent_of(pid): "zygote" for pid in tasks}
+                    for pid, kind in kinds.items():
+                        found.kinds.setdefault(kind, Weight()).add(pid)
         return found
-
-
-def _pids(cluster: BaseCluster, run: Run) -> dict[str, list[int]]:
-    """The processes of a run by their kind."""
-    tasks = [seen.pid for seen in run.tasks(OPERATOR, 0).values()]
-    participants = run._supervisor.pids
-    return {
-        "task": tasks,
-        "main": [participants[f"{OPERATOR}.0"]],
-        "node": [node.pid for node in cluster._hub.nodes.values()],
-        "source": [participants[f"{SOURCE}.0"]],
-        "sink": [participants[SINK]],
-        "zygote": sorted({parent_of(pid) for pid in tasks}),
-    }

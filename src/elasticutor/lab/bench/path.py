@@ -20,23 +20,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import (
+from elasticutor.lab.bench.declare import (
+    Benchmark,
     Figures,
     Samples,
-    Spread,
     Table,
     cells,
     figure,
+    median,
     percentiles,
     samples,
 )
@@ -48,6 +48,7 @@ from elasticutor.lab.bench.live import (
     BenchError,
     notes,
     pipeline,
+    roles,
     watch,
 )
 from elasticutor.lab.bench.tracing import ON, traced
@@ -82,11 +83,10 @@ class PathFigures(Figures):
     sampled: int = figure(default=0)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         return {
             **super().as_dict(),
             "cpu_beyond_ms_by_role": {
-                role: Spread.of(values).median for role, values in self.roles_ms.items()
+                role: median(values) for role, values in self.roles_ms.items()
             },
             "hops_us": {
                 hop: {part: percentiles("", us, _PERCENTILES) for part, us in parts.items()}
@@ -95,7 +95,6 @@ class PathFigures(Figures):
         }
 
     def tables(self, title: str) -> Iterator[Table]:
-        """Hops, and CPU time by kind of process."""
         hops = [
             (hop, part, *cells(values, ",.0f"))
             for hop, parts in self.hops_us.items()
@@ -104,7 +103,7 @@ class PathFigures(Figures):
         yield Table(
             f"the way of {self.sampled} tuples, µs", ("hop", "part", "p50", "p10 – p90"), hops
         )
-        roles = sorted(self.roles_ms.items(), key=lambda item: -Spread.of(item[1]).median)
+        roles = sorted(self.roles_ms.items(), key=lambda item: -median(item[1]))
         rows = [(role, *cells(values, ".3f")) for role, values in roles]
         yield Table(title, ("process", "median", "p10 – p90"), [*rows, *self.lines()])
 
@@ -172,14 +171,7 @@ class PathBench(Benchmark):
 def per_tuple_ms(
     before: Mapping[str, float], after: Mapping[str, float], rows: int, cost_ms: float
 ) -> dict[str, float]:
-    """CPU time per tuple by role, in milliseconds, without what the operator has burnt.
-
-    Example:
-        >>> before, after = {"main": 1.0, "task": 2.0}, {"main": 1.05, "task": 3.1}
-        >>> spent = per_tuple_ms(before, after, rows=1000, cost_ms=1.0)
-        >>> {role: round(ms, 3) for role, ms in spent.items()}
-        {'main': 0.05, 'task': 0.1}
-    """
+    """CPU time per tuple by role, in milliseconds, without what the operator has burnt."""
     spent = {role: (after[role] - before.get(role, 0.0)) * 1e3 / rows for role in after}
     spent["task"] = spent.get("task", 0.0) - cost_ms
     return spent
@@ -187,13 +179,7 @@ def per_tuple_ms(
 
 def _cpu_of(cluster: BaseCluster, run: Run) -> dict[str, float]:
     """User and system time of all processes of this machine that belong to the run, by role."""
-    participants = run._supervisor.pids
-    known = {seen.pid: "task" for seen in run.tasks(OPERATOR, 0).values()}
-    known[participants[f"{OPERATOR}.0"]] = "main"
-    known[participants[f"{SOURCE}.0"]] = "source"
-    known[participants[SINK]] = "sink"
-    known |= {node.pid: "node" for node in cluster._hub.nodes.values()}
-    known[os.getpid()] = "driver"
+    known = roles(cluster, run) | {os.getpid(): "driver"}
     spent: dict[str, float] = dict.fromkeys(("source", "main", "task", "sink", "node"), 0.0)
     for pid, name, seconds in processes(os.getpid()):
         role = known.get(pid) or ("jvm" if name == "java" else "hosts")
@@ -222,17 +208,9 @@ def processes(root: int, proc: Path = PROC) -> Iterator[tuple[int, str, float]]:
 # Hops
 
 
-@dataclass(slots=True)
-class _Seen:
-    """What a process has noted of a tuple."""
-
-    taken: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """By kind of message: idle since, woken up, taken, done."""
-    sent: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """By kind of message: before and after; of a result also the time in the operator."""
-
-
-Notes = dict[str, dict[int, _Seen]]
+Times = dict[str, tuple[float, ...]]
+"""What a process has noted of a tuple: times (see `TracedMailbox`) by `sent KIND`, `taken KIND`."""
+Notes = dict[str, dict[int, Times]]
 """By process (tasks are one), and by birth."""
 
 
@@ -242,25 +220,18 @@ def read_notes(folder: Path) -> Notes:
     for path in folder.iterdir():
         name = path.name.rpartition(".")[0]
         who = "task" if "-t" in name else name.partition(".")[0]
-        if path.name != ON:
-            _read(path.read_text().splitlines(), seen.setdefault(who, {}))
+        for line in path.read_text().splitlines():  # of the file `on`, none
+            what, kind, birth, *times = line.split()
+            noted = seen.setdefault(who, {}).setdefault(int(birth), {})
+            noted[f"{what} {kind}"] = tuple(map(float, times))
     return seen
-
-
-def _read(lines: Iterable[str], seen: dict[int, _Seen]) -> None:
-    for line in lines:
-        what, kind, birth, *times = line.split()
-        one = seen.setdefault(int(birth), _Seen())
-        getattr(one, what)[kind] = tuple(map(float, times))
 
 
 def hops_of(seen: Notes, since: float) -> tuple[dict[str, dict[str, Samples]], int]:
     """The parts of every hop, over the tuples that were seen on all of them; and their number.
 
-    A tuple that was the first of its message in one process and not in another is left out.
-
-    Raises:
-        BenchError: There is none.
+    A tuple that was the first of its message in one process and not in another is left out; if
+    none is left, that is a `BenchError`.
     """
     found: dict[str, dict[str, Samples]] = {}
     sampled = 0
@@ -286,20 +257,18 @@ def _way(everywhere: Notes, birth: int) -> dict[str, dict[str, float]] | None:
     came = birth / 1e6  # when it was due, and then when its message was sent
     arriving = ""
     for hop, who, leaving in HOPS:
-        seen = everywhere.get(who, {}).get(birth)
-        if seen is None:
-            return None
+        seen = everywhere.get(who, {}).get(birth, {})
         parts: dict[str, float] = {}
         begun = done = came
         if arriving:
-            if arriving not in seen.taken:
+            if f"taken {arriving}" not in seen:
                 return None
-            idle, woken, begun, done = seen.taken[arriving]
+            idle, woken, begun, done = seen[f"taken {arriving}"]
             parts = _arrival(came, idle, woken, begun)
         if leaving:
-            if leaving not in seen.sent:
+            if f"sent {leaving}" not in seen:
                 return None
-            came, after, *operator = seen.sent[leaving]
+            came, after, *operator = seen[f"sent {leaving}"]
             parts |= {"operator": operator[0]} if operator else {}
             parts["work"] = came - begun - sum(operator)
             parts["send"] = after - came
@@ -312,18 +281,7 @@ def _way(everywhere: Notes, birth: int) -> dict[str, dict[str, float]] | None:
 
 
 def _arrival(sent: float, idle: float, woken: float, taken: float) -> dict[str, float]:
-    """The parts of the time between sending a message and taking it.
-
-    Example:
-        A receiver that was busy until 3, woken up at 5 and took it at 6; one that was idle.
-
-        >>> _arrival(1.0, 3.0, 5.0, 6.0)
-        {'queue': 2.0, 'wake-up': 2.0, 'python': 1.0}
-        >>> _arrival(4.0, 3.0, 5.0, 6.0)
-        {'queue': 0.0, 'wake-up': 1.0, 'python': 1.0}
-        >>> _arrival(5.5, 3.0, 5.0, 6.0)
-        {'queue': 0.5, 'wake-up': 0.0, 'python': 0.0}
-    """
+    """The parts of the time between sending a message and taking it."""
     if sent >= woken:  # it came while the receiver was at work
         return {"queue": max(0.0, taken - sent), "wake-up": 0.0, "python": 0.0}
     queue = max(0.0, idle - sent)

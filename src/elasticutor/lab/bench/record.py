@@ -1,13 +1,15 @@
-"""A source that notes when it began and a sink that notes what arrived when.
+"""Sources and sinks around others: they note what came when, begin later, or make other tuples.
 
-Both write to files, which the driver reads when the run is drained: so they are for processes of
-one machine, which also share a clock. What they note costs a microsecond per batch.
+Notes go to files, which the driver reads when the run is drained: so they are for processes of one
+machine, which also share a clock. What they note costs a microsecond per batch.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,11 +19,12 @@ import pyarrow as pa
 
 from elasticutor.errors import BadValueError
 from elasticutor.sinks import Sink, Writer
-from elasticutor.sources import Offer, Reader, Source
+from elasticutor.sources import Generator, Offer, Reader, Source
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 
-_BEGAN, _ARRIVED = "began", "arrived.npz"
+BEGAN, ARRIVED = "began", "arrived.npz"
+"""Files of notes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +33,27 @@ class Recording:
 
     began: float
     """When the source was first asked for tuples, in seconds since 1970: its schedule's start."""
-    arrivals: npt.NDArray[np.float64]
+    arrivals: Floats
     """When each batch was with the sink, in seconds after that."""
     rows: npt.NDArray[np.int64]
     """How many rows each had."""
-    due_s: npt.NDArray[np.float64]
+    due_s: Floats
     """When each row was due, in seconds after the beginning; empty if the rows do not say."""
 
     @classmethod
-    def load(cls, folder: Path) -> Recording:
-        """What was noted in a folder, by a run that is drained."""
-        began = float((folder / _BEGAN).read_text())
-        with np.load(folder / _ARRIVED) as noted:
-            arrivals, rows, times = noted["arrivals"], noted["rows"], noted["times"]
+    def load(cls, folder: Path, sinks: Sequence[str] = (ARRIVED,)) -> Recording:
+        """What was noted in a folder, by a run that is drained: in a file for each sink."""
+        began = float((folder / BEGAN).read_text())
+        noted = [np.load(folder / sink) for sink in sinks]
+        arrivals, rows, times = (
+            np.concatenate([one[name] for one in noted]) for name in ("arrivals", "rows", "times")
+        )
         return cls(began, arrivals - began, rows, times / 1e6)
 
     @property
     def seconds(self) -> float:
         """From the first tuple to the last output."""
-        return float(self.arrivals[-1]) if len(self.arrivals) else 0.0
+        return float(self.arrivals.max(initial=0.0))
 
     @property
     def total(self) -> int:
@@ -56,7 +61,12 @@ class Recording:
         return int(self.rows.sum())
 
     @property
-    def arrived_s(self) -> npt.NDArray[np.float64]:
+    def rows_s(self) -> float:
+        """Rows per second, from the first tuple asked for to the last output."""
+        return self.total / max(self.seconds, 1e-9)
+
+    @property
+    def arrived_s(self) -> Floats:
         """When each row was with the sink, in seconds after the beginning."""
         return np.repeat(self.arrivals, self.rows)
 
@@ -71,21 +81,16 @@ class Latency:
 
     mean_ms: float
     p50_ms: float
+    p90_ms: float
     p99_ms: float
-    worst_p50_ms: float
+    p999_ms: float
+    worst_second_p50_ms: float
     """The median of the second, counted by due times, with the largest one."""
-    worst_p99_ms: float
-    """The same with the 99th percentile."""
+    worst_second_p99_ms: float
 
     @classmethod
     def of(cls, due_s: Floats, arrived_s: Floats, start_s: float, end_s: float) -> Latency:
-        """Of the rows that were due between two times.
-
-        Example:
-            >>> due = np.array([0.0, 1.2, 1.4, 2.1])
-            >>> Latency.of(due, due + np.array([9.0, 0.001, 0.003, 0.05]), 1.0, 3.0).worst_p50_ms
-            50.0
-        """
+        """Of the rows that were due between two times."""
         inside = (due_s >= start_s) & (due_s < end_s)
         if not inside.any():
             raise BadValueError("rows", f"be due between {start_s:g} and {end_s:g} s", 0)
@@ -95,7 +100,7 @@ class Latency:
         seconds = [second for second in np.split(late_ms[order], edges) if len(second)]
         figures = (
             late_ms.mean(),
-            *np.percentile(late_ms, (50, 99)),
+            *np.percentile(late_ms, (50, 90, 99, 99.9)),
             max(np.percentile(second, 50) for second in seconds),
             max(np.percentile(second, 99) for second in seconds),
         )
@@ -103,15 +108,11 @@ class Latency:
 
 
 class NotingSource(Source):
-    """Another source, with a note of when it was first asked.
+    """Another source, read by one task, with a note in a folder of when it was first asked.
 
-    Args:
-        source: The source; read by one task.
-        folder: Where to note it.
-        tick_s: Offer what has fallen due only this often; 0: as it falls due. At some thousand rows
-            a second a message for each would keep a small machine busy by itself. Latency still
-            counts from when a row was due.
-        most_rows: Most rows to offer at once; 0: as many as are wanted.
+    With a `tick_s`, what has fallen due is offered only this often: at some thousand rows a second
+    a message for each would keep a small machine busy by itself. Latency still counts from when a
+    row was due. `most_rows` limits what is offered at once.
     """
 
     def __init__(
@@ -121,16 +122,12 @@ class NotingSource(Source):
             raise BadValueError("tick_s", "be at least 0", tick_s)
         self.schema = source.schema
         self._source = source
-        self._folder = folder
-        self._tick_s = tick_s
-        self._most_rows = most_rows
+        self._how = folder, tick_s, most_rows
 
     def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
-        """The other source's reader, watched."""
         if tasks != 1:
             raise BadValueError("tasks of a NotingSource", "be 1", tasks)
-        reader = self._source.open(task, tasks, offset)
-        return _NotingReader(reader, self._folder, self._tick_s, self._most_rows)
+        return _NotingReader(self._source.open(task, tasks, offset), *self._how)
 
 
 class WrappedReader(Reader):
@@ -140,28 +137,27 @@ class WrappedReader(Reader):
         self._reader = reader
 
     @property
+    def rate(self) -> float | None:  # type: ignore[override]
+        return self._reader.rate
+
+    @property
     def exhausted(self) -> bool:  # type: ignore[override]
-        """As the other."""
         return self._reader.exhausted
 
     @property
     def offset(self) -> Any:
-        """As the other."""
         return self._reader.offset
 
     def wait_s(self, now: float) -> float:
-        """As the other."""
         return self._reader.wait_s(now)
 
     def close(self) -> None:
-        """As the other."""
         self._reader.close()
 
 
 class _NotingReader(WrappedReader):
     def __init__(self, reader: Reader, folder: Path, tick_s: float, most_rows: int) -> None:
         super().__init__(reader)
-        self.rate = reader.rate
         self._most_rows = most_rows
         self._folder = folder
         self._tick_s = tick_s
@@ -172,7 +168,7 @@ class _NotingReader(WrappedReader):
         """What the other has, once per tick; more often only while it has more than is wanted."""
         if self._began is None:
             self._began = now
-            (self._folder / _BEGAN).write_text(repr(now))
+            (self._folder / BEGAN).write_text(repr(now))
         if now < self._tick_at:
             return None
         if self._most_rows:
@@ -184,10 +180,78 @@ class _NotingReader(WrappedReader):
         return offer
 
     def wait_s(self, now: float) -> float:
-        """Until the next tick, or as the other."""
         if self._tick_s:
             return max(0.0, self._tick_at - now)
         return super().wait_s(now)
+
+
+@dataclass(frozen=True)
+class Remade(Source):
+    """A generator, read by one task, whose tuples are made into others by their number."""
+
+    generator: Generator
+    schema: pa.Schema
+    remake: Callable[[int, pa.RecordBatch], list[Any]]
+    """Of the number of the first of some tuples, and these: the columns of the others."""
+
+    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
+        if tasks != 1:
+            raise BadValueError("tasks of a remade source", "be 1", tasks)
+        return _RemadeReader(self.generator.open(task, tasks, offset), self)
+
+
+class _RemadeReader(WrappedReader):
+    def __init__(self, reader: Reader, source: Remade) -> None:
+        super().__init__(reader)
+        self._source = source
+
+    def poll(self, now: float, max_rows: int) -> Offer | None:
+        first = self._reader.offset[0]
+        offer = self._reader.poll(now, max_rows)
+        if offer is None:
+            return None
+        columns = self._source.remake(first, offer.batch)
+        batch = pa.RecordBatch.from_arrays(columns, schema=self._source.schema)
+        return replace(offer, batch=batch)
+
+
+class DelayedSource(Source):
+    """Another source, which is silent for `delay_s` first, from when it is first asked."""
+
+    def __init__(self, source: Source, delay_s: float) -> None:
+        if not delay_s >= 0:
+            raise BadValueError("delay_s", "be at least 0", delay_s)
+        self.schema = source.schema
+        self.tasks = source.tasks
+        self._source = source
+        self._delay_s = delay_s
+
+    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
+        return _LateReader(self._source.open(task, tasks, offset), self._delay_s)
+
+
+class _LateReader(WrappedReader):
+    def __init__(self, reader: Reader, delay_s: float) -> None:
+        super().__init__(reader)
+        self._delay_s = delay_s
+        self._begins = math.inf
+
+    @property
+    def rate(self) -> float | None:  # type: ignore[override]
+        """As the other, and nothing before it has begun or after its end."""
+        begun = self._begun(time.time()) and not self._reader.exhausted
+        return self._reader.rate if begun else 0.0
+
+    def poll(self, now: float, max_rows: int) -> Offer | None:
+        return self._reader.poll(now, max_rows) if self._begun(now) else None
+
+    def wait_s(self, now: float) -> float:
+        return self._reader.wait_s(now) if self._begun(now) else self._begins - now
+
+    def _begun(self, now: float) -> bool:
+        if math.isinf(self._begins):
+            self._begins = now + self._delay_s
+        return now >= self._begins
 
 
 class NotingSink(Sink):
@@ -197,13 +261,12 @@ class NotingSink(Sink):
         self._folder = folder
 
     def open(self, task: int, schema: pa.Schema) -> Writer:
-        """A writer of notes."""
         return _NotingWriter(self._folder, "time" in schema.names)
 
 
 class _NotingWriter(Writer):
     def __init__(self, folder: Path, timed: bool) -> None:
-        self._path = folder / _ARRIVED
+        self._path = folder / ARRIVED
         self._timed = timed
         self._arrivals: list[float] = []
         self._rows: list[int] = []

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, Samples, figure, samples
+from elasticutor.lab.bench.declare import Benchmark, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import Bench, BenchError, notes, pipeline
-from elasticutor.lab.bench.operators import KINDS
 from elasticutor.lab.bench.peer import beside as peers
 from elasticutor.lab.bench.record import NotingSink, NotingSource, Recording
+from elasticutor.lab.bench.work import KINDS
 from elasticutor.lab.options import option
 from elasticutor.operator import Operator
 from elasticutor.sources import Generator
@@ -50,14 +49,15 @@ class ThroughputBench(Benchmark):
     checkpoint: bool = options.CHECKPOINT(False)
 
     def check(self) -> None:
-        """Refuse a peer that cannot be run."""
         peers.require_peer(self.beside)
 
     def measure(self, bench: Bench) -> ThroughputFigures:
-        """Runs of each kind of operator, in turns, and of the peer."""
         source = Generator(rate=None, keys=self.keys, zipf=self.zipf, rows=self.rows, seed=1)
         found = ThroughputFigures(payload=source.payload)
-        peer = found.beside = self._best(source, bench) if self.beside else None
+        if self.beside:  # what was tried has µs per row
+            settings = peers.settings_of(self.cores, _BATCHES, self.checkpoint)
+            found.beside = peers.best_of(settings, lambda one: 1e6 / _run_peer(source, one), bench)
+        peer = found.beside
         theirs: Samples = []
         sides = (*KINDS, peers.PEER) if self.beside else tuple(KINDS)
         with bench.cluster(self.cores) as cluster:
@@ -87,12 +87,7 @@ class ThroughputBench(Benchmark):
             recording = Recording.load(folder)
         if recording.total != source.rows:
             raise BenchError("sink", f"have taken {source.rows} rows", recording.total)
-        return recording.total / recording.seconds
-
-    def _best(self, source: Generator, bench: Bench) -> peers.Beside:
-        """The peer's setting with the most rows per second; what was tried has µs per row."""
-        settings = peers.settings_of(self.cores, _BATCHES, self.checkpoint)
-        return peers.best_of(settings, lambda setting: 1e6 / _run_peer(source, setting), bench)
+        return recording.rows_s
 
 
 def _run_peer(source: Generator, setting: peers.PeerSetting) -> float:

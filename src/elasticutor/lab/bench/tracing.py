@@ -73,17 +73,10 @@ class TracedMailbox(Mailbox):
         self._idle = self._woken = time.time()
 
     def send(self, who: str, message: Any) -> None:
-        """As usual, and note when."""
-        birth = birth_of(message)
-        if birth is None:
-            super().send(who, message)
-            return
         before = time.time()
         super().send(who, message)
-        times = f"{before:.6f} {time.time():.6f}"
-        if type(message) in (Result, RowResult):
-            times += f" {message.useful_s:.6f}"
-        self._note(f"sent {_kind_of(message)} {birth} {times}\n")
+        useful = (message.useful_s,) if type(message) in (Result, RowResult) else ()
+        self._note("sent", message, before, time.time(), *useful)
 
     def wait(self, timeout_s: float) -> bool:
         """As usual, and note when it began and ended."""
@@ -97,18 +90,18 @@ class TracedMailbox(Mailbox):
         for message in super().receive(limit):
             taken = time.time()
             yield message
-            birth = birth_of(message)
-            if birth is not None:
-                times = f"{self._idle:.6f} {self._woken:.6f} {taken:.6f} {time.time():.6f}"
-                self._note(f"taken {_kind_of(message)} {birth} {times}\n")
+            self._note("taken", message, self._idle, self._woken, taken, time.time())
 
     def close(self, linger_s: float = 0.0) -> None:
-        """As usual."""
         self._write()
         super().close(linger_s)
 
-    def _note(self, line: str) -> None:
-        self._lines.append(line)
+    def _note(self, what: str, message: Any, *times: float) -> None:
+        birth = birth_of(message)
+        if birth is None:
+            return
+        kind = type(message).__name__.removeprefix("Row")
+        self._lines.append(" ".join([what, kind, str(birth), *(f"{t:.6f}" for t in times)]) + "\n")
         if len(self._lines) >= _AT_ONCE:
             self._write()
 
@@ -117,10 +110,6 @@ class TracedMailbox(Mailbox):
             with self._notes.open("a") as notes:
                 notes.write("".join(self._lines))
             self._lines = []
-
-
-def _kind_of(message: Any) -> str:
-    return type(message).__name__.removeprefix("Row")
 
 
 def birth_of(message: Any) -> int | None:

@@ -9,13 +9,10 @@ small as a tuple (`--chunk-ms 1`), how many of them an executor hands out in a s
 
 from __future__ import annotations
 
-import time
-
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, Samples, figure, samples
-from elasticutor.lab.bench.live import Bench, chunks_of, notes, pipeline, rate_between, watch
+from elasticutor.lab.bench.declare import Benchmark, Figures, Samples, figure, samples
+from elasticutor.lab.bench.live import Bench, chunks_of, measured, notes, pipeline
 from elasticutor.lab.bench.record import NotingSink, NotingSource, Recording
 from elasticutor.lab.bench.work import Emulate
 from elasticutor.sources import Generator
@@ -49,7 +46,6 @@ class WidthBench(Benchmark):
     repeat: int = options.REPEAT(3)
 
     def measure(self, bench: Bench) -> WidthFigures:
-        """Some runs, each with processes of its own."""
         found = WidthFigures(ideal_rows_s=self.cores / (self.cost_ms / 1e3))
         with bench.cluster(self.cores) as cluster:
             for number in bench.runs(self.repeat, f"{self.cores} emulated cores"):
@@ -66,14 +62,11 @@ class WidthBench(Benchmark):
             work = Emulate(self.cost_ms / 1e3)
             topology = pipeline("width", source, work, NotingSink(folder), cores=self.cores)
             with cluster.submit(topology, config=config) as run:
-                watch(run, self.warm_up)
-                started = time.time()
-                watch(run, self.seconds)
-                ended = time.time()
-                found.rows_s.append(rate_between(run.timeline(), started, ended))
+                seen = measured(run, self.warm_up, self.seconds)
+                found.rows_s.append(seen.rows_s)
                 found.moves += len(run.events("shard moved"))
                 run.stop(_PATIENCE_S)
             recording = Recording.load(folder)
         arrived = recording.began + recording.arrivals
-        inside = (arrived >= started) & (arrived < ended)
-        found.chunks_s.append(float(inside.sum()) / (ended - started))
+        inside = (arrived >= seen.started) & (arrived < seen.ended)
+        found.chunks_s.append(float(inside.sum()) / (seen.ended - seen.started))

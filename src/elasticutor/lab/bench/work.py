@@ -1,4 +1,9 @@
-"""Operators that take a set time per tuple: on a real core, or on an emulated one."""
+"""Operators to measure with, all with one output for each row.
+
+Some take a set time per tuple, on a real core or on an emulated one. Others count per key, with
+sums and without, record by record and a batch at a time. Input: `key` and `time`, both int64, and a
+payload that is carried along.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 
 from elasticutor.errors import BadValueError
-from elasticutor.operator import BatchState, Context, Operator, State
+from elasticutor.operator import BatchState, Operator, State
 
 COUNTED = pa.schema([("key", pa.int64()), ("count", pa.int64())])
 """A key, and how many tuples of it there were."""
+COUNTS_AND_SUMS = pa.schema(
+    [("key", pa.int64()), ("count", pa.int64()), ("sum", pa.int64())],
+)
+"""A key, the count of its tuples so far, and the sum of their times."""
 _TIMED = pa.schema([("key", pa.int64()), ("time", pa.int64())])
 
 
@@ -51,7 +61,6 @@ class Burn(Operator):
         self.work = Burning(cost_s)
 
     def process(self, key: Any, row: Any, state: State) -> Iterator[tuple[int, int]]:
-        """One tuple's work."""
         self.work(1)
         count = state.get(0) + 1
         state.set(count)
@@ -70,10 +79,6 @@ class Emulate(Operator):
 
     def __init__(self, cost_s: float) -> None:
         self._cost_s = _required(cost_s)
-        self._late_s = 0.0
-
-    def open(self, context: Context) -> None:
-        """Nothing to make up for yet."""
         self._late_s = 0.0
 
     def process_batch(self, batch: pa.RecordBatch, state: BatchState) -> pa.RecordBatch:
@@ -96,3 +101,75 @@ def _required(cost_s: float) -> float:
     if not 0 < cost_s < 3600:
         raise BadValueError("cost of a tuple", "be above 0 s and below an hour", cost_s)
     return cost_s
+
+
+class CountAndSum(Operator):
+    """Count and sum, record by record."""
+
+    output: ClassVar[Any] = COUNTS_AND_SUMS
+
+    def process(self, key: Any, row: Any, state: State) -> Iterator[tuple[int, int, int]]:
+        count, total = state.get((0, 0))
+        count += 1
+        total += row.time
+        state.set((count, total))
+        yield key, count, total
+
+
+class CountAndSumBatch(Operator):
+    """Count and sum, a batch at a time: the state is read and written once per distinct key."""
+
+    output: ClassVar[Any] = COUNTS_AND_SUMS
+    so_far: ClassVar[Any] = np.dtype([("count", "<i8"), ("sum", "<i8")])
+
+    def process_batch(self, batch: pa.RecordBatch, state: BatchState) -> pa.RecordBatch:
+        """The running counts and sums of all rows, in the order of the rows."""
+        groups = state.groups
+        order, starts, sizes = groups.order, groups.starts, groups.sizes
+        times = batch.column("time").to_numpy()[order]
+        before = state.get_array(groups.distinct, self.so_far)
+        # A running sum over all rows, less what it was where the row's key begins.
+        running = np.cumsum(times)
+        base = running[starts] - times[starts] - before["sum"]
+        first = starts - 1 - before["count"]
+        counts, sums = np.empty_like(order), np.empty_like(order)
+        counts[order] = np.arange(len(order)) - np.repeat(first, sizes)
+        sums[order] = running - np.repeat(base, sizes)
+        last = starts + sizes - 1
+        after = np.empty_like(before)
+        after["count"] = last - first
+        after["sum"] = running[last] - base
+        state.set_array(groups.distinct, after)
+        columns = [batch.column("key"), pa.array(counts), pa.array(sums)]
+        return pa.RecordBatch.from_arrays(columns, schema=COUNTS_AND_SUMS)
+
+
+KINDS: dict[str, type[Operator]] = {"per_record": CountAndSum, "vectorised": CountAndSumBatch}
+"""Both, by what they are called in figures."""
+
+
+class Count(Operator):
+    """How many rows of its key there were up to each row, record by record."""
+
+    output: ClassVar[Any] = COUNTED
+
+    def process(self, key: Any, row: Any, state: State) -> Iterator[tuple[int, int]]:
+        count = state.get(0) + 1
+        state.set(count)
+        yield key, count
+
+
+class CountBatches(Operator):
+    """The same counts, a batch at a time: the state is read and written once per distinct key."""
+
+    output: ClassVar[Any] = COUNTED
+
+    def process_batch(self, batch: pa.RecordBatch, state: BatchState) -> pa.RecordBatch:
+        """The counts of all rows, in the order of the rows."""
+        groups = state.groups
+        before = state.get_array(groups.distinct, "int64")
+        counts = np.empty_like(groups.order)
+        within = np.arange(len(counts)) - np.repeat(groups.starts - before - 1, groups.sizes)
+        counts[groups.order] = within
+        state.set_array(groups.distinct, before + groups.sizes)
+        return pa.RecordBatch.from_arrays([batch.column("key"), pa.array(counts)], schema=COUNTED)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import typer
 from rich.table import Table
 
-from elasticutor.cli.output import note, out, print_json, progress_bar
+from elasticutor.cli.output import INTERRUPTED, note, out, print_json, progress_bar
 from elasticutor.lab.chaos.setting import ChaosSetting
 from elasticutor.lab.cli.declared import command_of
 
 if TYPE_CHECKING:  # what runs live is imported when it is needed: it takes a moment
     from elasticutor.lab.chaos.result import ChaosResult
 
-_INTERRUPTED = 130
 _MOST_SHOWN = 10
 
 
@@ -39,7 +38,7 @@ def _chaos(setting: ChaosSetting, as_json: bool) -> None:
     if result.folder:
         note(f"kept: {result.folder}")
     if interrupted:
-        raise typer.Exit(_INTERRUPTED)
+        raise typer.Exit(INTERRUPTED)
     if result.violations:
         raise typer.Exit(1)
 

@@ -2,55 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
-from rich.table import Table
 
-from elasticutor.cli.output import err, note, out, print_json, progress_bar
+from elasticutor.cli.output import INTERRUPTED, err, note, print_json, print_table, progress_bar
 from elasticutor.lab.check.mutants import ALL
-from elasticutor.lab.check.runner import CheckResult, SeedResult, run_seed, run_seeds
+from elasticutor.lab.check.runner import CheckResult, run_seed, run_seeds
 from elasticutor.lab.check.trace import Trace
+from elasticutor.lab.cli.declared import command_of
+from elasticutor.lab.options import BadOptionError, Options, option
 
 _MOST_SHOWN = 5  # failing seeds that are explained at once
 _MUTANT_SEEDS = 300
 
 
-def check(
-    seeds: Annotated[
-        int, typer.Option("--seeds", "-n", min=1, help="How many seeds to run, from --first on.")
-    ] = 100,
-    first: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Run this one seed only: the same run every time.")
-    ] = None,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Print the story of the run, event by event.")
-    ] = False,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="Processes to use.", show_default="one per core")
-    ] = None,
-    mutants: Annotated[
-        bool, typer.Option("--mutants", help="Check the checker: put known bugs in, one by one.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
-) -> None:
+class CheckOptions(Options):
+    """Which seeds are run, and how."""
+
+    seeds: int = option(
+        100, "How many seeds to run, from --first on.", min=1, names=("--seeds", "-n")
+    )
+    first: int = option(0, "The first seed.", min=0)
+    seed: int | None = option(None, "Run this one seed only: the same run every time.", min=0)
+    trace: bool = option(False, "Print the story of the run, event by event.")
+    processes: int | None = option(None, "Processes to use.", min=1, shows="one per core")
+    mutants: bool = option(False, "Check the checker: put known bugs in, one by one.")
+
+
+def _check(options: CheckOptions, as_json: bool) -> None:
     """Prove the protocol: seeded runs with delays, moves, losses, aborts and rollbacks.
 
     Every run drives the real core under virtual time, and compares its final state and outputs
     with a sequential fold of the input. Exits with 1 if any run goes wrong; that seed can then be
     replayed with [bold]--seed K --trace[/bold].
     """
-    if trace and seed is None:
-        raise typer.BadParameter(
-            "needs --seed K: a trace is the story of one run", None, None, "--trace"
-        )
-    if mutants:
+    if options.trace and options.seed is None:
+        raise BadOptionError("--trace", "needs --seed K: a trace is the story of one run")
+    if options.mutants:
         _check_mutants(as_json)
-    elif seed is not None:
-        _check_one(seed, trace, as_json)
+    elif options.seed is not None:
+        _check_one(options.seed, options.trace, as_json)
     else:
-        _check_many(range(first, first + seeds), processes, as_json)
+        seeds = range(options.first, options.first + options.seeds)
+        _check_many(seeds, options.processes, as_json)
+
+
+check = command_of(CheckOptions, _check)
 
 
 def _check_one(seed: int, trace: bool, as_json: bool) -> None:
@@ -82,7 +78,7 @@ def _check_many(seeds: range, processes: int | None, as_json: bool) -> None:
             progress.stop()
             note(f"interrupted after {latest.seeds} of {len(seeds)} seeds; so far:")
             _print(latest, as_json)
-            raise typer.Exit(130) from None
+            raise typer.Exit(INTERRUPTED) from None
     _report(latest, as_json)
 
 
@@ -96,24 +92,17 @@ def _print(result: CheckResult, as_json: bool) -> None:
     if as_json:
         print_json(result.as_dict())
     else:
-        table = Table("what happened", "count", title=f"{result.seeds} seeds")
-        table.columns[1].justify = "right"
-        for name, count in result.as_dict().items():
-            if isinstance(count, (int, float)):
-                table.add_row(name.replace("_", " "), f"{count:,}")
-        out.print(table)
+        counts = ((n, c) for n, c in result.as_dict().items() if isinstance(c, (int, float)))
+        rows = ((name.replace("_", " "), f"{count:,}") for name, count in counts)
+        print_table(f"{result.seeds} seeds", ("what happened", "count"), rows)
     for failure in result.failures[:_MOST_SHOWN]:
-        _explain(failure)
+        err.rule(f"seed {failure.seed}")
+        for violation in failure.violations:
+            note(violation)
+        note(f"replay it with: elasticutor check --seed {failure.seed} --trace")
     hidden = len(result.failures) - _MOST_SHOWN
     if hidden > 0:
         note(f"… and {hidden} more failing seeds")
-
-
-def _explain(failure: SeedResult) -> None:
-    err.rule(f"seed {failure.seed}")
-    for violation in failure.violations:
-        note(violation)
-    note(f"replay it with: elasticutor check --seed {failure.seed} --trace")
 
 
 def _check_mutants(as_json: bool) -> None:
@@ -127,10 +116,9 @@ def _check_mutants(as_json: bool) -> None:
         seeds = {name: None if after is None else after - 1 for name, after in found.items()}
         print_json({"most_seeds": _MUTANT_SEEDS, "found_after": found, "seeds": seeds})
     else:
-        table = Table("bug put in", "found after seeds", title="the checker checked")
-        table.columns[1].justify = "right"
-        for name, after in found.items():
-            table.add_row(name, "not found" if after is None else str(after))
-        out.print(table)
+        rows = (
+            (name, "not found" if after is None else str(after)) for name, after in found.items()
+        )
+        print_table("the checker checked", ("bug put in", "found after seeds"), rows)
     if None in found.values():
         raise typer.Exit(1)

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
-from elasticutor.cli.output import err, note, out, print_json
+from elasticutor.cli.output import err, note, out, print_json, print_table
 from elasticutor.cli.pictures import require_drawing
+from elasticutor.core.paradigm import ParadigmName
 from elasticutor.lab.bench.live import spark_cluster
+from elasticutor.lab.cli.declared import command_of
 from elasticutor.lab.demo import demo as play
 from elasticutor.lab.demo.demo import (
     ABSORBED_MS,
     CALM,
     CORES,
     HOT,
-    LENGTH_S,
     NODES,
     ROW_S,
     RUSH,
@@ -33,47 +32,46 @@ from elasticutor.lab.demo.demo import (
     DemoStory,
     offered_rows_s,
 )
-
-if TYPE_CHECKING:
-    from elasticutor.core.paradigm import ParadigmName
+from elasticutor.lab.options import Options, option
 
 _BAR = 40
 _SPARK = " ▁▂▃▄▅▆▇█"
 
 
-def demo(
-    seconds: Annotated[float, typer.Option(min=2, help="Length of each of the two runs.")] = (
-        LENGTH_S
-    ),
-    seed: Annotated[int, typer.Option(min=0, help="Another seed, other hot keys.")] = 1,
-    plot: Annotated[
-        Path | None, typer.Option(help="Where the picture goes (.svg, .png, .pdf).")
-    ] = Path("rush.svg"),
-    plain: Annotated[bool, typer.Option("--plain", help="No live view, only the results.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
-) -> None:
+class DemoOptions(Options):
+    """How long and where to."""
+
+    seconds: float = option(play.LENGTH_S, "Length of each of the two runs.", min=2)
+    seed: int = option(1, "Another seed, other hot keys.", min=0)
+    plot: Path | None = option(Path("rush.svg"), "Where the picture goes (.svg, .png, .pdf).")
+    plain: bool = option(False, "No live view, only the results.")
+
+
+def _demo(options: DemoOptions, as_json: bool) -> None:
     """Watch cores go where the load is: a rush of clicks, then one of orders; then the same static.
 
     Runs live on a local Spark, for about a minute. The cores are emulated: their work is slept.
     """
-    require_drawing(plot)
+    require_drawing(options.plot)
     note("starting Spark …")
     stories = []
     paradigms: tuple[ParadigmName, ...] = ("elastic", "static")
     with spark_cluster(CORES, NODES, schedule_s=1.0) as cluster:
         for paradigm in paradigms:
-            with _view(paradigm, hidden=plain or as_json) as watch:
-                story = play.tell(
-                    cluster, paradigm=paradigm, seed=seed, seconds=seconds, watch=watch
-                )
-            stories.append(story)
-    elastic, static = stories
+            with _view(paradigm, hidden=options.plain or as_json) as watch:
+                stories.append(play.tell(cluster, paradigm, options.seed, options.seconds, watch))
     if as_json:
         print_json({story.paradigm: story.as_dict() for story in stories})
     else:
-        _compare(elastic, static)
-    if plot is not None:
-        _draw(plot, elastic, static)
+        _compare(*stories)
+    if options.plot is not None:
+        from elasticutor.lab.demo.plot import draw
+
+        draw(options.plot, *stories)
+        note(f"drawn: {options.plot}")
+
+
+demo = command_of(DemoOptions, _demo)
 
 
 @contextmanager
@@ -131,8 +129,7 @@ def _compare(elastic: DemoStory, static: DemoStory) -> None:
         f"first the one, then the other. {HOT.share:.0%} of a rush is one key, another every "
         f"{HOT.seconds:g} s."
     )
-    table = Table("", elastic.paradigm, static.paradigm)
-    for name, figure in (
+    lines: tuple[tuple[str, Callable[[DemoStory], str]], ...] = (
         ("tuples a second, mean", lambda s: f"{s.rows_s:.0f}"),
         ("latency p50", lambda s: f"{s.p50_ms:.1f} ms"),
         ("latency p99", lambda s: f"{s.p99_ms:.1f} ms"),
@@ -141,9 +138,9 @@ def _compare(elastic: DemoStory, static: DemoStory) -> None:
         ("changes of an operator's cores", lambda s: f"{s.plans}"),
         ("shards moved", lambda s: f"{len(s.moves)}"),
         ("a moving shard's pause, median", _pause),
-    ):
-        table.add_row(name, figure(elastic), figure(static))
-    out.print(table)
+    )
+    rows = [(name, figure(elastic), figure(static)) for name, figure in lines]
+    print_table("", ("", elastic.paradigm, static.paradigm), rows)
     out.print("Each shard waits for its own move only; nothing upstream was paused or notified.")
 
 
@@ -163,12 +160,5 @@ def _most(story: DemoStory) -> str:
 def _pause(story: DemoStory) -> str:
     if not story.moves:
         return "–"
-    pauses = sorted(move["sync_ms"] + move["migration_ms"] for move in story.moves)
-    return f"{pauses[len(pauses) // 2]:.1f} ms"
-
-
-def _draw(path: Path, elastic: DemoStory, static: DemoStory) -> None:
-    from elasticutor.lab.demo.plot import draw
-
-    draw(path, elastic, static)
-    note(f"drawn: {path}")
+    pauses = [move["sync_ms"] + move["migration_ms"] for move in story.moves]
+    return f"{statistics.median_high(pauses):.1f} ms"

@@ -5,167 +5,141 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Literal
 
 import typer
-from rich.table import Table
 
-from elasticutor.cli.output import note, out, print_json, progress_bar
+from elasticutor.cli.output import INTERRUPTED, note, print_json, print_table, progress_bar
 from elasticutor.cli.pictures import require_drawing
+from elasticutor.core.paradigm import ParadigmName
 from elasticutor.errors import BadValueError
+from elasticutor.lab.cli.declared import command_of
+from elasticutor.lab.options import BadOptionError, Options, option, read_option
 
 if TYPE_CHECKING:  # what is simulated is imported when it is needed: it takes a moment
     from elasticutor.lab.sim.cluster import SimulatedCluster
     from elasticutor.lab.sim.experiment import Experiment
-    from elasticutor.lab.sim.model.costs import Costs
     from elasticutor.lab.sim.report import Report
     from elasticutor.lab.sim.surge import Surge
 
-_INTERRUPTED = 130
+
+class SimOptions(Options):
+    """What is simulated; see `Experiment`."""
+
+    paradigm: ParadigmName = option("elastic", "Ours, or one of its rivals.")
+    nodes: int = option(32, "Machines.", min=1)
+    cores: int = option(8, "Cores of each.", min=1)
+    executors: int = option(32, "Elastic executors; static and rc have one per core.", min=1)
+    shards: int = option(256, "Shards of each elastic executor.", min=1)
+    upstreams: int = option(32, "Source processes.", min=1)
+    omega: float = option(2.0, "Key shuffles per minute.", min=0)
+    keys: int = option(10_000, "How many keys there are.", min=1)
+    zipf: float = option(0.5, "Skew of the keys.", min=0)
+    cost_ms: float = option(1.0, "Work per tuple.", min=0.001)
+    cost_dist: Literal["constant", "exponential"] = option(
+        "constant", "Whether all tuples take as long."
+    )
+    tuple_bytes: int = option(128, "Size of a tuple.", min=1)
+    state_kb: float = option(32.0, "State of a shard.", min=0)
+    seconds: float = option(60.0, "Simulated time to measure.", min=0.1)
+    warmup: float = option(5.0, "Simulated seconds before that.", min=0)
+    rate: str = option("max", "Tuples per second in all, or max: as many as are taken.")
+    arrivals: Literal["poisson", "even"] = option(
+        "poisson", "With a rate: due at random, or evenly as a Generator's."
+    )
+    bandwidth_gbps: float = option(1.0, "Of a node's link.", min=0.001)
+    latency_us: float = option(100.0, "From node to node.", min=0)
+    path_cost: float = option(
+        1.0, "What messages cost, times what was measured live; 0: nothing.", min=0
+    )
+    message_us: float | None = option(
+        None, "What one costs a main process at work, if not 20.", min=0
+    )
+    shared_cpus: bool = option(False, "What messages cost is taken from the nodes' cores.")
+    startup_ms: float = option(30.0, "Start of a task's process.", min=0)
+    balance_s: float = option(0.1, "Between looks at a balance.", min=0.001)
+    schedule_s: float = option(1.0, "Between rounds of the scheduler, or of rc.", min=0.001)
+    latency_target_ms: float = option(50.0, "The latency that the scheduler is to keep.", min=0.001)
+    inside_ms: float = option(64.0, "Work per core that may wait inside an executor.", min=0.001)
+    surge: str | None = option(
+        None, "Load of the first executor, in cores: 1:8@10 goes from 1 to 8 at 10 s."
+    )
+    seed: int = option(1, "The same seed, the same run.", min=0)
+    plot: Path | None = option(None, "Draw throughput and latency (.svg, .png, .pdf).")
+
+    def experiment(self) -> Experiment:
+        """The same as an experiment has it."""
+        from elasticutor.lab.sim.experiment import Experiment
+        from elasticutor.lab.sim.model.costs import Costs
+        from elasticutor.lab.sim.model.machines import Machines
+
+        costs = Costs().times(self.path_cost)
+        if self.message_us is not None:
+            costs = replace(costs, main=replace(costs.main, message_s=self.message_us * 1e-6))
+        return Experiment(
+            machines=Machines(
+                nodes=self.nodes,
+                cores=self.cores,
+                bandwidth=self.bandwidth_gbps * 1e9 / 8,
+                latency_s=self.latency_us * 1e-6,
+                costs=costs,
+                shared_cpus=self.shared_cpus,
+                startup_s=self.startup_ms * 1e-3,
+            ),
+            cost_s=self.cost_ms * 1e-3,
+            exponential=self.cost_dist == "exponential",
+            state_bytes=round(self.state_kb * 1024),
+            rate=read_option("--rate", self.rate, _rate, "max, or a number above 0"),
+            warmup_s=self.warmup,
+            latency_target_s=self.latency_target_ms * 1e-3,
+            inside_s=self.inside_ms * 1e-3,
+            surge=_surge(self.surge),
+            **{name: getattr(self, name) for name in _SAME},
+        )
 
 
-class ParadigmName(StrEnum):
-    """Who decides where tuples go, and what can change."""
-
-    ELASTIC = "elastic"
-    STATIC = "static"
-    RC = "rc"
-    NAIVE = "naive"
+_SAME = (
+    *("paradigm", "executors", "shards", "upstreams", "keys", "zipf", "omega", "tuple_bytes"),
+    *("arrivals", "seconds", "balance_s", "schedule_s", "seed"),
+)
+"""Options that an experiment has under the same names."""
 
 
-class CostName(StrEnum):
-    """How the work of tuples is distributed."""
-
-    CONSTANT = "constant"
-    EXPONENTIAL = "exponential"
-
-
-class SpacingName(StrEnum):
-    """How tuples fall due."""
-
-    POISSON = "poisson"
-    EVEN = "even"
-
-
-def sim(
-    paradigm: Annotated[
-        ParadigmName, typer.Option(help="Ours, or one of its rivals.")
-    ] = ParadigmName.ELASTIC,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 32,
-    cores: Annotated[int, typer.Option(min=1, help="Cores of each.")] = 8,
-    executors: Annotated[
-        int, typer.Option(min=1, help="Elastic executors; static and rc have one per core.")
-    ] = 32,
-    shards: Annotated[int, typer.Option(min=1, help="Shards of each elastic executor.")] = 256,
-    upstreams: Annotated[int, typer.Option(min=1, help="Source processes.")] = 32,
-    omega: Annotated[float, typer.Option(min=0, help="Key shuffles per minute.")] = 2.0,
-    keys: Annotated[int, typer.Option(min=1, help="How many keys there are.")] = 10_000,
-    zipf: Annotated[float, typer.Option(min=0, help="Skew of the keys.")] = 0.5,
-    cost_ms: Annotated[float, typer.Option(min=0.001, help="Work per tuple.")] = 1.0,
-    cost_dist: Annotated[
-        CostName, typer.Option(help="Whether all tuples take as long.")
-    ] = CostName.CONSTANT,
-    tuple_bytes: Annotated[int, typer.Option(min=1, help="Size of a tuple.")] = 128,
-    state_kb: Annotated[float, typer.Option(min=0, help="State of a shard.")] = 32.0,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Simulated time to measure.")] = 60.0,
-    warmup: Annotated[float, typer.Option(min=0, help="Simulated seconds before that.")] = 5.0,
-    rate: Annotated[
-        str, typer.Option(help="Tuples per second in all, or max: as many as are taken.")
-    ] = "max",
-    arrivals: Annotated[
-        SpacingName, typer.Option(help="With a rate: due at random, or evenly as a Generator's.")
-    ] = SpacingName.POISSON,
-    bandwidth_gbps: Annotated[float, typer.Option(min=0.001, help="Of a node's link.")] = 1.0,
-    latency_us: Annotated[float, typer.Option(min=0, help="From node to node.")] = 100.0,
-    path_cost: Annotated[
-        float,
-        typer.Option(min=0, help="What messages cost, times what was measured live; 0: nothing."),
-    ] = 1.0,
-    message_us: Annotated[
-        float | None,
-        typer.Option(min=0, help="What one costs a main process at work, if not 20."),
-    ] = None,
-    shared_cpus: Annotated[
-        bool,
-        typer.Option("--shared-cpus", help="What messages cost is taken from the nodes' cores."),
-    ] = False,
-    startup_ms: Annotated[float, typer.Option(min=0, help="Start of a task's process.")] = 30.0,
-    balance_s: Annotated[float, typer.Option(min=0.001, help="Between looks at a balance.")] = 0.1,
-    schedule_s: Annotated[
-        float, typer.Option(min=0.001, help="Between rounds of the scheduler, or of rc.")
-    ] = 1.0,
-    latency_target_ms: Annotated[
-        float, typer.Option(min=0.001, help="The latency that the scheduler is to keep.")
-    ] = 50.0,
-    inside_ms: Annotated[
-        float, typer.Option(min=0.001, help="Work per core that may wait inside an executor.")
-    ] = 64.0,
-    surge: Annotated[
-        str | None,
-        typer.Option(help="Load of the first executor, in cores: 1:8@10 goes from 1 to 8 at 10 s."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same run.")] = 1,
-    plot: Annotated[
-        Path | None, typer.Option(help="Draw throughput and latency (.svg, .png, .pdf).")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print figures as JSON.")] = False,
-) -> None:
+def _sim(options: SimOptions, as_json: bool) -> None:
     """Run the paper's micro-benchmark on a simulated cluster, with the real core in it.
 
     Cores, links and processes are simulated; every decision is made by the code that makes it
     live. The defaults are those of the paper's section 5.1.
     """
     from elasticutor.lab.sim.cluster import SimulatedCluster
-    from elasticutor.lab.sim.experiment import Experiment
-    from elasticutor.lab.sim.model.machines import Machines
     from elasticutor.lab.sim.report import report
 
-    require_drawing(plot)
-    experiment = Experiment(
-        paradigm=paradigm.value,
-        machines=Machines(
-            nodes=nodes,
-            cores=cores,
-            bandwidth=bandwidth_gbps * 1e9 / 8,
-            latency_s=latency_us * 1e-6,
-            costs=_costs(path_cost, message_us),
-            shared_cpus=shared_cpus,
-            startup_s=startup_ms * 1e-3,
-        ),
-        executors=executors,
-        shards=shards,
-        upstreams=upstreams,
-        keys=keys,
-        zipf=zipf,
-        omega=omega,
-        cost_s=cost_ms * 1e-3,
-        exponential=cost_dist is CostName.EXPONENTIAL,
-        tuple_bytes=tuple_bytes,
-        state_bytes=round(state_kb * 1024),
-        rate=_rate(rate),
-        arrivals=arrivals.value,
-        seconds=seconds,
-        warmup_s=warmup,
-        balance_s=balance_s,
-        schedule_s=schedule_s,
-        latency_target_s=latency_target_ms * 1e-3,
-        inside_s=inside_ms * 1e-3,
-        surge=_surge(surge),
-        seed=seed,
-    )
+    require_drawing(options.plot)
+    experiment = options.experiment()
     cluster = SimulatedCluster(experiment)
     interrupted = _run(cluster, as_json)
     found = report(cluster)
     if as_json:
         print_json(found.as_dict())
     else:
-        _print(experiment, found)
+        machines = experiment.machines
+        offered = "max" if math.isinf(experiment.rate) else f"{experiment.rate:,.0f}/s"
+        title = (
+            f"{found.paradigm}: {machines.nodes} × {machines.cores} cores, "
+            f"ω = {experiment.omega:g}, offered {offered}, {found.seconds:g} s"
+        )
+        print_table(title, ("figure", "value"), _rows(found))
     if interrupted:
-        raise typer.Exit(_INTERRUPTED)
-    if plot is not None:
-        _draw(plot, found)
+        raise typer.Exit(INTERRUPTED)
+    if options.plot is not None:
+        from elasticutor.lab.sim.plot import draw
+
+        draw(options.plot, [found])
+        note(f"drawn: {options.plot}")
+
+
+sim = command_of(SimOptions, _sim)
 
 
 def _run(cluster: SimulatedCluster, as_json: bool) -> bool:
@@ -187,53 +161,20 @@ def _run(cluster: SimulatedCluster, as_json: bool) -> bool:
     return False
 
 
-def _costs(times: float, message_us: float | None) -> Costs:
-    from elasticutor.lab.sim.model.costs import Costs
-
-    costs = Costs().times(times)
-    if message_us is None:
-        return costs
-    return replace(costs, main=replace(costs.main, message_s=message_us * 1e-6))
-
-
 def _rate(given: str) -> float:
-    if given == "max":
-        return math.inf
-    try:
-        rate = float(given)
-    except ValueError:
-        rate = math.nan
-    if not 0 < rate < math.inf:
-        raise typer.BadParameter(
-            f"{given!r} is neither max nor a number above 0", None, None, "--rate"
-        )
+    rate = math.inf if given == "max" else float(given)
+    if not rate > 0 or (math.isinf(rate) and given != "max"):
+        raise ValueError
     return rate
 
 
 def _surge(given: str | None) -> Surge | None:
     from elasticutor.lab.sim.surge import Surge
 
-    if given is None:
-        return None
     try:
-        return Surge.parse(given)
+        return None if given is None else Surge.parse(given)
     except BadValueError as error:
-        raise typer.BadParameter(str(error), None, None, "--surge") from None
-
-
-def _print(experiment: Experiment, found: Report) -> None:
-    machines = experiment.machines
-    offered = "max" if math.isinf(experiment.rate) else f"{experiment.rate:,.0f}/s"
-    table = Table(
-        "figure",
-        "value",
-        title=f"{found.paradigm}: {machines.nodes} × {machines.cores} cores, "
-        f"ω = {experiment.omega:g}, offered {offered}, {found.seconds:g} s",
-    )
-    table.columns[1].justify = "right"
-    for name, text in _rows(found):
-        table.add_row(name, text)
-    out.print(table)
+        raise BadOptionError("--surge", str(error)) from None
 
 
 def _rows(found: Report) -> Iterator[tuple[str, str]]:
@@ -267,10 +208,3 @@ def _rows(found: Report) -> Iterator[tuple[str, str]]:
 
 def _with(number: float, form: str, unit: str) -> str:
     return "–" if math.isnan(number) else f"{number:{form}} {unit}"
-
-
-def _draw(path: Path, found: Report) -> None:
-    from elasticutor.lab.sim.plot import draw
-
-    draw(path, [found])
-    note(f"drawn: {path}")

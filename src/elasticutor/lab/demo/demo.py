@@ -1,15 +1,13 @@
 """The demo, live on a local Spark: a rush that goes from one operator to another, hot keys in it.
 
-Two operators on two nodes with eight cores in all. First the one has a rush, then the other, and
-each time one key is hotter than the rest. An elastic run lets the cores go where the load is; a
-static one has four cores for each operator, whatever happens. The cores are emulated (their work
-is slept), so that eight of them fit on any machine; processes, sockets, state, moves and the
-scheduler are real.
+Two operators on two nodes with eight emulated cores in all; processes, sockets, state, moves and
+the scheduler are real. First the one has a rush, then the other, and each time one key is hotter
+than the rest. An elastic run lets the cores go where the load is; a static one has four cores for
+each operator, whatever happens.
 
 The rush is one that eight cores can take and four cannot: with six cores an operator is two
 thirds busy then, and the hottest key needs less than half a core. So what is to be seen is how
-cores and shards move, and not a key that no number of cores could help. The first seconds, in which
-processes warm up, are neither measured nor drawn.
+cores and shards move, and not a key that no number of cores could help.
 """
 
 from __future__ import annotations
@@ -17,21 +15,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from dataclasses import field, replace
+from typing import Any
 
-from elasticutor.lab.bench.figures import Figures, figure
+from elasticutor.core.paradigm import ParadigmName
+from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.run import Run
+from elasticutor.lab.bench.declare import Figures, figure
 from elasticutor.lab.bench.live import chunks_of
-from elasticutor.lab.bench.load.delayed_source import DelayedSource
+from elasticutor.lab.bench.record import DelayedSource
 from elasticutor.lab.bench.work import Emulate
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator, HotKey
 from elasticutor.topology import Topology
-
-if TYPE_CHECKING:
-    from elasticutor.core.paradigm import ParadigmName
-    from elasticutor.driver.cluster import BaseCluster
-    from elasticutor.driver.run import Run
 
 NODES = 2
 CORES = 4
@@ -59,7 +55,7 @@ LENGTH_S = 21.0
 LOOK_S = 0.25
 """Figures are gathered over this long."""
 SLOW_S = 30.0
-"""For so much longer it waits for the first tuple that comes out."""
+"""How much longer it waits for the first tuple that comes out."""
 
 
 class Frame(Figures):
@@ -71,7 +67,6 @@ class Frame(Figures):
     """Of what came out in this interval alone."""
     p99_ms: float = figure(digits=3)
     cores: dict[str, int] = figure()
-    """The cores of each operator."""
     loads: dict[str, tuple[float, ...]] = figure(digits=3)
     """The load of each of them: its work and backlog; above 1 it falls behind."""
     moves: int = figure()
@@ -88,11 +83,6 @@ class DemoStory(Figures):
     p50_ms: float = figure(digits=3, default=math.nan)
     p99_ms: float = figure(digits=3, default=math.nan)
     rows_out: int = 0
-
-    @property
-    def seen(self) -> bool:
-        """Whether anything has come out."""
-        return any(moment.rows_s > 0 for moment in self.moments)
 
     @property
     def rows_s(self) -> float:
@@ -112,7 +102,6 @@ class DemoStory(Figures):
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         absorbed = [None if math.isinf(s) else round(s, 2) for s in self.absorbed_s]
         rows_s = round(self.rows_s, 1)
         found: dict[str, Any] = super().as_dict()
@@ -123,16 +112,6 @@ def _absorbed(moments: Sequence[Frame], begin_s: float, end_s: float) -> float:
     """How long after its beginning a rush was last felt: the end of the last slow interval.
 
     An interval in which one tuple of a hundred is slow by chance, between calm ones, is not it.
-
-    Example:
-        >>> slow = {3.25: 300.0, 3.5: 900.0, 3.75: 80.0, 5.0: 60.0}
-        >>> times = [k / 4 for k in range(12, 44)]
-        >>> calm = {"rows_s": 1.0, "p50_ms": 5.0, "cores": {}, "loads": {}, "moves": 0}
-        >>> moments = [Frame(time_s=t, p99_ms=slow.get(t, 20.0), **calm) for t in times]
-        >>> _absorbed(moments, 3.0, 11.0)
-        0.75
-        >>> _absorbed(moments[:3], 3.0, 11.0)
-        inf
     """
     during = [moment for moment in moments if begin_s < moment.time_s <= end_s]
     slow = [not moment.p99_ms <= ABSORBED_MS for moment in during]
@@ -147,12 +126,7 @@ def _absorbed(moments: Sequence[Frame], begin_s: float, end_s: float) -> float:
 
 
 def offered_rows_s(time_s: float) -> float:
-    """Tuples per second that both operators are sent at a time.
-
-    Example:
-        >>> offered_rows_s(0.0), offered_rows_s(FIRST_S + 1)
-        (200.0, 1100.0)
-    """
+    """Tuples per second that both operators are sent at a time."""
     rushing = FIRST_S <= time_s < FIRST_S + len(OPERATORS) * RUSH_S
     return (len(OPERATORS) * CALM + RUSH * rushing) / ROW_S
 
@@ -162,15 +136,7 @@ def topology(seed: int) -> Topology:
     job = Topology("demo")
     for number, name in enumerate(OPERATORS):
         calm = Generator(rate=CALM / ROW_S, keys=KEYS, zipf=0.3, payload=16, seed=seed + number)
-        rush = Generator(
-            rate=RUSH / ROW_S,
-            keys=KEYS,
-            zipf=0.3,
-            payload=16,
-            hot=HOT,
-            seed=seed + number,
-            seconds=RUSH_S,
-        )
+        rush = replace(calm, rate=RUSH / ROW_S, hot=HOT, seconds=RUSH_S)
         streams = [
             job.source(f"{name}-calm", calm),
             job.source(f"{name}-rush", DelayedSource(rush, WARM_UP_S + FIRST_S + number * RUSH_S)),
@@ -183,21 +149,15 @@ def topology(seed: int) -> Topology:
 
 def tell(
     cluster: BaseCluster,
-    *,
     paradigm: ParadigmName,
-    seed: int = 1,
-    seconds: float = LENGTH_S,
-    watch: Callable[[DemoStory], None] = lambda story: None,
+    seed: int,
+    seconds: float,
+    watch: Callable[[DemoStory], None],
 ) -> DemoStory:
-    """Run the demo once, live.
+    """Run the demo once, live, and show the story so far after every interval.
 
-    Args:
-        cluster: Where; `NODES` nodes of `CORES` cores, with a scheduler.
-        paradigm: Usually "elastic" or "static".
-        seed: Another seed, other hot keys.
-        seconds: For how long after the warm-up; longer on a machine so busy that nothing has come
-            out by then.
-        watch: Called with the story so far after every interval.
+    It lasts for `seconds` after the warm-up; longer on a machine so busy that nothing has come out
+    by then.
     """
     run = cluster.submit(
         topology(seed),
@@ -213,7 +173,9 @@ def tell(
         warmed_up = len(run.events("shard moved")), len(run.events("cores planned"))
         began, seen_until = time.monotonic(), time.time()
         now_s = 0.0
-        while now_s < seconds or (now_s < seconds + SLOW_S and not story.seen):
+        while now_s < seconds or (
+            now_s < seconds + SLOW_S and not any(moment.rows_s for moment in story.moments)
+        ):
             time.sleep(LOOK_S)
             now_s = time.monotonic() - began
             seen_until = _look(run, story, now_s, seen_until, warmed_up)

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -25,11 +26,8 @@ from elasticutor.driver.cluster import BaseCluster
 from elasticutor.operator import Operator
 from elasticutor.spark.session import local_session
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 Work: TypeAlias = Callable[[int], None]
-"""Does the work of so many rows."""
+"""Does the work of a number of rows."""
 
 _OUTPUT = "key bigint, count bigint"
 _STATE = "count bigint"
@@ -38,21 +36,21 @@ _GLANCE_S = 0.25
 
 
 def rivals_session(master: str, partitions: int) -> SparkSession:
-    """A quiet session whose state is in RocksDB, and which exchanges rows in so many partitions."""
+    """A quiet session whose state is in RocksDB, with this many partitions after an exchange."""
     spark = local_session(master, "elasticutor bench")
     use_rocksdb(spark, partitions)
     return spark
 
 
 def use_rocksdb(spark: SparkSession, partitions: int) -> None:
-    """Let a session's queries keep state in RocksDB, and exchange rows in so many partitions."""
+    """Keep the state of a session's queries in RocksDB, with this many partitions to exchange."""
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", _ROCKSDB)
     spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
     spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "10000")
 
 
 def file_stream(spark: SparkSession, folder: Path, schema: str, files: int) -> DataFrame:
-    """The Parquet files of a folder by their age, so many in each batch."""
+    """The Parquet files of a folder by their age, a number of them in each batch."""
     reader = spark.readStream.schema(schema).option("maxFilesPerTrigger", files)
     return reader.parquet(str(folder))
 
@@ -62,7 +60,7 @@ def file_stream(spark: SparkSession, folder: Path, schema: str, files: int) -> D
 
 def passthrough(frame: DataFrame) -> DataFrame:
     """Rows through Python as Arrow and back, and nothing else."""
-    return frame.mapInArrow(_pass, frame.schema)
+    return frame.mapInArrow(lambda batches: batches, frame.schema)
 
 
 def elastic_frame(
@@ -73,14 +71,9 @@ def elastic_frame(
     balance: bool = True,
     exchange: bool = False,
 ) -> DataFrame:
-    """The elastic operator; its state is beside the query's checkpoint.
+    """The elastic operator by `key`, with balancing or not; an exchange follows if asked for.
 
-    Args:
-        frame: The rows, with a column `key`.
-        operator: What is done with them.
-        cluster: Where.
-        balance: Whether shards may move between tasks.
-        exchange: Whether an exchange follows; the sink of these queries needs none.
+    Its state is beside the query's checkpoint.
     """
     from elasticutor import elastic
 
@@ -90,43 +83,35 @@ def elastic_frame(
     )
 
 
-def transform_with_state(
+def _transform_with_state(
     frame: DataFrame, work: Work | None = None, *, each: bool = True
 ) -> DataFrame:
-    """Spark's `transformWithState`: rows are Python objects."""
-    return frame.groupBy("key").transformWithState(
-        _CountRows(work, each), _OUTPUT, "Update", "None"
-    )
+    counting = _CountRows(work, each)  # rows are Python objects
+    return frame.groupBy("key").transformWithState(counting, _OUTPUT, "Update", "None")
 
 
-def transform_with_state_in_pandas(
+def _transform_with_state_in_pandas(
     frame: DataFrame, work: Work | None = None, *, each: bool = True
 ) -> DataFrame:
-    """Spark's `transformWithStateInPandas`: the rows of a key are pandas frames."""
-    counting = _CountFrames(work, each)
+    counting = _CountFrames(work, each)  # the rows of a key are pandas frames
     return frame.groupBy("key").transformWithStateInPandas(counting, _OUTPUT, "Update", "None")
 
 
-def apply_in_pandas_with_state(
+def _apply_in_pandas_with_state(
     frame: DataFrame, work: Work | None = None, *, each: bool = True
 ) -> DataFrame:
-    """Spark's `applyInPandasWithState`, the older of its APIs."""
-    return frame.groupBy("key").applyInPandasWithState(
-        _CountInPandas(work, each), _OUTPUT, _STATE, "update", "NoTimeout"
-    )
+    counting = partial(_count_in_pandas, work, each)  # the older of Spark's APIs
+    by_key = frame.groupBy("key")
+    return by_key.applyInPandasWithState(counting, _OUTPUT, _STATE, "update", "NoTimeout")
 
 
 RIVALS: dict[str, Callable[..., DataFrame]] = {
-    "transformWithState": transform_with_state,
-    "transformWithStateInPandas": transform_with_state_in_pandas,
-    "applyInPandasWithState": apply_in_pandas_with_state,
+    "transformWithState": _transform_with_state,
+    "transformWithStateInPandas": _transform_with_state_in_pandas,
+    "applyInPandasWithState": _apply_in_pandas_with_state,
 }
 """Spark's own APIs for state per key in Python, by name: of a frame, the work for each row, and
 whether each row is answered, or each key once per batch."""
-
-
-def _pass(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    yield from batches
 
 
 class _CountRows(StatefulProcessor):
@@ -145,15 +130,9 @@ class _CountRows(StatefulProcessor):
     ) -> Iterator[Any]:
         before = self._count.get()
         count = before[0] if before is not None else 0
-        for size in self._sizes(rows):
-            if self._work is not None:
-                self._work(size)
-            if self._each:
-                yield self._answer(key[0], count, size)
-            count += size
+        sizes = self._sizes(rows)
+        count = yield from _counted(key[0], count, sizes, self._work, self._each, self._answer)
         self._count.update((count,))
-        if not self._each:
-            yield self._answer(key[0], count - 1, 1)
 
     def _sizes(self, rows: Iterator[Any]) -> Iterator[int]:
         return (1 for _ in rows)
@@ -173,27 +152,37 @@ class _CountFrames(_CountRows):
         return _as_frame(key, before, size)
 
 
-class _CountInPandas:
-    def __init__(self, work: Work | None, each: bool) -> None:
-        self._work = work
-        self._each = each
+def _count_in_pandas(
+    work: Work | None, each: bool, key: Any, frames: Iterable[Any], state: Any
+) -> Iterator[Any]:
+    count = state.get[0] if state.exists else 0
+    sizes = (len(frame) for frame in frames)
+    count = yield from _counted(key[0], count, sizes, work, each, _as_frame)
+    state.update((count,))
 
-    def __call__(self, key: Any, frames: Iterable[Any], state: Any) -> Iterator[Any]:
-        count = state.get[0] if state.exists else 0
-        for frame in frames:
-            size = len(frame)
-            if self._work is not None:
-                self._work(size)
-            if self._each:
-                yield _as_frame(key[0], count, size)
-            count += size
-        state.update((count,))
-        if not self._each:
-            yield _as_frame(key[0], count - 1, 1)
+
+def _counted(
+    key: int,
+    count: int,
+    sizes: Iterable[int],
+    work: Work | None,
+    each: bool,
+    answer: Callable[[int, int, int], Any],
+) -> Generator[Any, None, int]:
+    """Work on more rows of a key, and answer; returns how many there are then."""
+    for size in sizes:
+        if work is not None:
+            work(size)
+        if each:
+            yield answer(key, count, size)
+        count += size
+    if not each:
+        yield answer(key, count - 1, 1)
+    return count
 
 
 def _as_frame(key: int, before: int, size: int) -> Any:
-    """The counts of so many rows of a key."""
+    """The counts of some rows of a key."""
     import pandas as pd  # type: ignore[import-untyped]
 
     return pd.DataFrame({"key": [key] * size, "count": range(before + 1, before + size + 1)})
@@ -212,19 +201,9 @@ def run_to_nowhere(
 ) -> list[tuple[int, float]]:
     """Run a query over all that there is now, without keeping its output.
 
-    Args:
-        frame: The streaming query.
-        checkpoint: Of the query; a new one.
-        mode: Of its output.
-        most_s: End it when its batches, the first one not counted, have taken so long; but not
-            before there is one.
-        ended: End it when this is set.
-
-    Returns:
-        Rows and milliseconds of each batch, the first one included.
-
-    Raises:
-        RunError: It failed.
+    It ends early when `ended` is set, or when its batches, the first one not counted, have taken
+    `most_s`; but not before there is one. Returns the rows and milliseconds of each batch, the
+    first one included.
     """
     query: Any = (
         frame.writeStream.format("noop")
@@ -237,7 +216,7 @@ def run_to_nowhere(
         while not query.awaitTermination(_GLANCE_S):
             if ended is not None and ended.is_set():
                 break
-            if most_s < math.inf and _seconds(_batches(query)[1:]) >= most_s:
+            if most_s < math.inf and sum(ms for _, ms in _batches(query)[1:]) >= most_s * 1e3:
                 break
     except StreamingQueryException as error:
         raise RunError("query", "not fail", str(error)) from error
@@ -246,11 +225,10 @@ def run_to_nowhere(
     return _batches(query)
 
 
-def _seconds(batches: Sequence[tuple[int, float]]) -> float:
-    return sum(ms for _, ms in batches) / 1e3
-
-
 def _batches(query: Any) -> list[tuple[int, float]]:
     """What a query's progress tells of the batches that had rows."""
-    told = [(p.numInputRows, float(p.durationMs["triggerExecution"])) for p in query.recentProgress]
-    return [(rows, ms) for rows, ms in told if rows]
+    return [
+        (progress.numInputRows, float(progress.durationMs["triggerExecution"]))
+        for progress in query.recentProgress
+        if progress.numInputRows
+    ]

@@ -26,59 +26,36 @@ def against_optimum(cases: int, seed: int) -> dict[str, Any]:
 
     Both keep to the φ that the assignment settled on. Excess is what the assignment moves beyond
     the least, as a share of all state in the case; ratios leave out cases where the least is 0.
-
-    Args:
-        cases: How many.
-        seed: Which.
-
-    Example:
-        >>> found = against_optimum(cases=20, seed=1)
-        >>> found["at_optimum"] <= 1.0 <= found["mean_ratio"] <= found["worst_ratio"]
-        True
     """
     if cases < 1:
         raise BadValueError("cases", "be at least 1", cases)
     rng = random.Random(seed)
-    at_optimum = free = doubled = 0
-    all_cost = all_least = 0.0
-    ratios: list[float] = []
-    excesses: list[float] = []
+    costs, least, state, doubled = [], [], [], 0
     for _ in range(cases):
         holdings, nodes = random_case(rng)
-        state = sum(holding.state_bytes for holding in holdings) or 1
         found = assign(holdings, nodes)
-        least = least_cost_bytes(holdings, nodes, found.phi)
-        excess = (found.cost_bytes - least) / state
-        at_optimum += excess < 1e-9
-        free += least == 0
+        costs.append(found.cost_bytes)
+        least.append(least_cost_bytes(holdings, nodes, found.phi))
+        state.append(sum(holding.state_bytes for holding in holdings) or 1)
         doubled += found.doubled > 0
-        all_cost, all_least = all_cost + found.cost_bytes, all_least + least
-        excesses.append(excess)
-        if least > 0:
-            ratios.append(found.cost_bytes / least)
+    excesses = [(cost - best) / of for cost, best, of in zip(costs, least, state, strict=True)]
+    ratios = [cost / best for cost, best in zip(costs, least, strict=True) if best > 0] or [1.0]
     return {
         "cases": cases,
         "seed": seed,
-        "at_optimum": at_optimum / cases,
-        "mean_ratio": sum(ratios) / len(ratios) if ratios else 1.0,
-        "worst_ratio": max(ratios, default=1.0),
-        "total_ratio": all_cost / all_least if all_least else 1.0,
+        "at_optimum": sum(excess < 1e-9 for excess in excesses) / cases,
+        "mean_ratio": sum(ratios) / len(ratios),
+        "worst_ratio": max(ratios),
+        "total_ratio": sum(costs) / sum(least) if any(least) else 1.0,
         "mean_excess": sum(excesses) / cases,
         "worst_excess": max(excesses),
-        "optimum_is_zero": free / cases,
+        "optimum_is_zero": least.count(0) / cases,
         "phi_doubled": doubled / cases,
     }
 
 
 def least_cost_bytes(holdings: Sequence[Holding], nodes: Mapping[NodeId, int], phi: float) -> float:
-    """The least that any assignment costs in which executors from φ on are at home; inf if none is.
-
-    Example:
-        >>> a, b = NodeId("a"), NodeId("b")
-        >>> one = Holding(Peer("one"), a, {a: 1}, 2, state_bytes=600, data_intensity=0.0)
-        >>> least_cost_bytes([one], {a: 2, b: 1}, 1.0), least_cost_bytes([one], {a: 1, b: 1}, 1.0)
-        (0.0, 300.0)
-    """
+    """The least that any assignment costs in which executors from φ on are at home, or inf."""
     names = sorted(nodes)
     choices = [_choices(holding, names, nodes, phi) for holding in holdings]
 

@@ -1,7 +1,6 @@
 """`elasticutor bench core`: what the core's logic costs per chunk, without any process or socket.
 
-An executor with all its tasks answering in turn: batches arrive as credits allow, chunks are
-dispatched, results come back, outputs are taken. What is timed is `ElasticExecutor.handle` and
+An executor with all its tasks answering in turn. What is timed is `ElasticExecutor.handle` and
 nothing else; the sum over all events of a round divided by the chunks dispatched in it is one
 measurement. Balancing is timed on its own, since it comes ten times a second and not per chunk; it
 includes summing up what the tasks have done since.
@@ -12,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from typing import ClassVar
 
 import numpy as np
 
@@ -22,8 +20,7 @@ from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, TaskId
 from elasticutor.errors import BadValueError
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, Samples, figure, samples
+from elasticutor.lab.bench.declare import Benchmark, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import Bench
 from elasticutor.lab.options import option
 
@@ -55,7 +52,6 @@ class WorkloadFigures(Figures):
     us_per_balance: Samples = samples("µs per balancing", ".0f", better="lower")
 
     def heading(self) -> str:
-        """Its row in the table."""
         return f"{self.row_us:g} µs, batches of {self.batch_rows}"
 
 
@@ -70,8 +66,7 @@ class CoreBench(Benchmark):
     """What the core's logic costs per chunk, in microseconds; no process, no socket."""
 
     about = "core logic: {shards} shards, {tasks} tasks"
-
-    facts: ClassVar[tuple[str, ...]] = ("reference_us",)
+    facts = ("reference_us",)
 
     shards: int = option(256, "Shards of the executor.", min=1, key="shards")
     tasks: int = option(8, "Its cores.", min=1, key="tasks")
@@ -82,7 +77,6 @@ class CoreBench(Benchmark):
     batch_rows: int = option(1024, "With --row-us: tuples per arriving batch.", min=1)
 
     def check(self) -> None:
-        """Refuse tuples that take no time."""
         if self.row_us is not None and not 0 < self.row_us < math.inf:
             raise BadValueError("row_us", "be finite and more than 0", self.row_us)
 
@@ -143,17 +137,16 @@ class _Rig:
         self._forget()
 
     def measure(self) -> None:
-        """Take one measurement."""
-        seconds, chunks = self.round()
-        self.found.us_per_chunk.append(seconds / chunks * 1e6)
+        chunks = self.chunks
+        seconds = self.round()
+        self.found.us_per_chunk.append(seconds / (self.chunks - chunks) * 1e6)
         self.found.us_per_balance.append(self.balance() * 1e6)
         self.found.rows_per_chunk = self.rows / self.chunks
 
-    def round(self) -> tuple[float, int]:
-        """Some batches, all the way through; returns seconds in the core, and chunks."""
-        before, chunks = self._seconds, self.chunks
-        for number in range(64):
-            shards = self._batches[number % len(self._batches)]
+    def round(self) -> float:
+        """All batches, all the way through; returns seconds in the core."""
+        before = self._seconds
+        for number, shards in enumerate(self._batches):
             upstream = _UPSTREAMS[number % len(_UPSTREAMS)]
             size = len(shards) * _ROW_BYTES
             while self._sent[upstream] >= self._granted[upstream]:
@@ -162,7 +155,7 @@ class _Rig:
             self._tell(ev.TuplesArrived(upstream, Attempt(1), None, shards, size))
         while self._due:
             self._answer()
-        return self._seconds - before, self.chunks - chunks
+        return self._seconds - before
 
     def balance(self) -> float:
         """One balancing interval; returns the seconds it took."""

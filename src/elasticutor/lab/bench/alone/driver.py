@@ -12,24 +12,21 @@ import multiprocessing
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
-from typing import Any, ClassVar
+from typing import Any
 
 from elasticutor.driver.cluster import BaseCluster
-from elasticutor.driver.run import Run
 from elasticutor.driver.supervisor import Supervisor
 from elasticutor.lab.bench import options
 from elasticutor.lab.bench.alone.stand_ins import StandInWork, be_ends, be_nodes
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, figure
+from elasticutor.lab.bench.declare import Benchmark, Figures, figure
 from elasticutor.lab.bench.live import Bench, BenchError, notes
-from elasticutor.lab.bench.operators import COUNTS_AND_SUMS, CountAndSum
+from elasticutor.lab.bench.work import Count, CountAndSum
 from elasticutor.lab.options import option
 from elasticutor.lab.proc import PROC, cpu_s, stat_of
-from elasticutor.operator import Operator, State
 from elasticutor.sinks import NoSink
 from elasticutor.sources import Generator
 from elasticutor.topology import Topology
@@ -49,9 +46,7 @@ class DriverFigures(Figures):
     """What was measured."""
 
     cpu: float = figure("CPU, of a core", ".3f", digits=4, better="lower")
-    """CPU time of the driver per second."""
     threads: dict[str, float] = figure("of that, by thread", ".3f", digits=4)
-    """Those first that have the most."""
     messages_s: float = figure("messages taken in, a second", ".0f", digits=1)
     measurements_due_s: float = figure("measurements due, a second", ".0f", digits=1)
     """If it takes in fewer messages, it cannot keep up."""
@@ -81,18 +76,21 @@ class DriverBench(Benchmark):
         work = [StandInWork(count, self.seed + number) for number, count in enumerate(halves)]
         bench.say(f"starting stand-ins for {self.executors} executors")
         with notes() as folder, _Cluster(work) as cluster:
-            began, cpu_before = time.monotonic(), time.process_time()
+            began = _Reading.now(cluster)
             run = cluster.submit(
                 _topology(halves),
                 journal=folder / "journal.jsonl",
                 start_timeout_s=_START_S,
                 patience_s=_START_S,
             )
-            start_s, start_cpu_s = time.monotonic() - began, time.process_time() - cpu_before
+            started = _Reading.now(cluster)
             bench.say(f"measuring for {self.seconds:g} s, after {self.warm_up:g} s")
-            _let_pass(run, self.warm_up)
+            # Sleeps, since whatever this process does meanwhile would count as the driver's.
+            time.sleep(self.warm_up)
             before = _Reading.now(cluster)
-            _let_pass(run, self.seconds)
+            time.sleep(self.seconds)
+            if run.phase != "running":
+                raise BenchError("run", "go on", f"it is {run.phase}")
             after = _Reading.now(cluster)
             bench.machine.glance()
             plans = len(run.events("cores planned"))
@@ -109,8 +107,8 @@ class DriverBench(Benchmark):
             measurements_due_s=self.executors / measure_s,
             measure_s=measure_s,
             plans=plans,
-            start_s=start_s,
-            start_cpu_s=start_cpu_s,
+            start_s=started.at - began.at,
+            start_cpu_s=started.cpu_s - began.cpu_s,
             dropped=dropped,
         )
 
@@ -119,26 +117,9 @@ def _topology(halves: tuple[int, int]) -> Topology:
     topology = Topology("driver")
     stream = topology.source("clicks", Generator(rate=1.0, keys=10), tasks=_SOURCES)
     parsed = topology.operator("parse", CountAndSum(), stream, key="key", executors=halves[0])
-    counted = topology.operator("count", _Keep(), parsed, key="key", executors=halves[1])
+    counted = topology.operator("count", Count(), parsed, key="key", executors=halves[1])
     topology.sink("out", NoSink(), counted)
     return topology
-
-
-class _Keep(Operator):
-    """Hands rows on; never called, since its executors are stand-ins."""
-
-    output: ClassVar[Any] = COUNTS_AND_SUMS
-
-    def process(self, key: Any, row: Any, state: State) -> Iterator[Any]:
-        """The row as it is."""
-        yield row
-
-
-def _let_pass(run: Run, seconds: float) -> None:
-    """Sleep: whatever this process does meanwhile would count as the driver's."""
-    time.sleep(seconds)
-    if run.phase != "running":
-        raise BenchError("run", "go on", f"it is {run.phase}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,16 +161,16 @@ class _Cluster(BaseCluster):
 
     def _start_nodes(self, generation: int = 0) -> None:
         for first in range(_PROCESSES):
-            names = self._names[first::_PROCESSES]
-            self._start(be_nodes, self._bootstrap, names, _CORES, self._work)
+            self._start(be_nodes, self._names[first::_PROCESSES], _CORES)
 
     def _start_ends(self, supervisor: Supervisor, numbers: Sequence[int]) -> None:
         for number in numbers:
-            self._start(be_ends, self._bootstrap, supervisor.run, number, self._work)
+            self._start(be_ends, supervisor.run, number)
 
-    def _start(self, target: Any, *args: Any) -> None:
-        process = multiprocessing.get_context("spawn").Process(
-            target=target, args=args, daemon=True
+    def _start(self, target: Any, *which: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(
+            target=target, args=(self._bootstrap, self._work, *which), daemon=True
         )
         process.start()
         self._hosts.append(process)

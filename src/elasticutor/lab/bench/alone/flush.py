@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId
 from elasticutor.errors import BadValueError
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import MEDIAN, Figures, Samples, figure, samples
+from elasticutor.lab.bench.declare import MEDIAN, Benchmark, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import Bench, shared_memory
 from elasticutor.lab.options import option
 from elasticutor.state.cache import StateCache
@@ -55,8 +54,7 @@ class FlushBench(Benchmark):
     """What the end of an epoch costs a task, in CPU time; no other process."""
 
     about = "an epoch that changes {changed:,} of {states:,} states"
-
-    facts: ClassVar[tuple[str, ...]] = ()
+    facts = ()
 
     states: int = option(100_000, "That a task has cached.", min=1, key="states")
     changed: int = option(50_000, "Of these in every epoch.", min=1, key="changed")
@@ -64,7 +62,6 @@ class FlushBench(Benchmark):
     rounds: int = option(5, "Epochs for each kind of state.", min=1, key="rounds")
 
     def check(self) -> None:
-        """Refuse to change more states than there are."""
         if not 0 < self.changed <= self.states:
             raise BadValueError("changed states", f"be 1 to {self.states}", self.changed)
 
@@ -74,31 +71,21 @@ class FlushBench(Benchmark):
 
     def _of_kind(self, make: Callable[[int], Any]) -> KindFigures:
         found = KindFigures()
-        with (
-            shared_memory() as place,
-            LmdbBackend.create(place, map_size=_MAP_BYTES) as backend,
-        ):
+        with shared_memory() as place, LmdbBackend.create(place, map_size=_MAP_BYTES) as backend:
             store = Levels.create(backend, attempt=_A1, committed=Epoch(0))
             cache = StateCache(store, CODEC, _A1, Epoch(1))
             for number in range(-1, self.rounds):
-                some = range(self.states if number < 0 else self.changed)
-                _change(cache, some, make, number, self.shards)
+                handles = [cache.handle(ShardId(shard)) for shard in range(self.shards)]
+                for key in range(self.states if number < 0 else self.changed):
+                    handle = handles[key % self.shards]
+                    handle.key = key
+                    handle.set(make(key + number + 1))
                 took, parts = _end_epoch(cache, store)
                 if number >= 0:
                     found.apart_ms.append(took * 1e3)
                     found.us_per_state.append(sum(parts) / self.changed * 1e6)
                     found.slice_ms += [part * 1e3 for part in parts]
         return found
-
-
-def _change(
-    cache: StateCache, keys: range, make: Callable[[int], Any], number: int, shards: int
-) -> None:
-    handles = [cache.handle(ShardId(shard)) for shard in range(shards)]
-    for key in keys:
-        handle = handles[key % shards]
-        handle.key = key
-        handle.set(make(key + number + 1))
 
 
 def _end_epoch(cache: StateCache, store: Levels) -> tuple[float, list[float]]:

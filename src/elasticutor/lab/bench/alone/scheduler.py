@@ -23,8 +23,7 @@ from elasticutor.core.scheduler.placement import place
 from elasticutor.core.scheduler.scheduler import CorePlan, Scheduler
 from elasticutor.lab.bench import options
 from elasticutor.lab.bench.alone.assignment import against_optimum
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, Samples, figure, samples
+from elasticutor.lab.bench.declare import Benchmark, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import Bench
 from elasticutor.lab.options import option
 
@@ -51,7 +50,6 @@ class SchedulerFigures(Figures):
     """How near assignments come to the best, in small cases; see `against_optimum`."""
 
     def lines(self) -> Iterator[Sequence[str]]:
-        """Decisions, and small assignments beside the best."""
         yield from super().lines()
         found = self.assignment
         yield "small assignments at the optimum", f"{found['at_optimum']:.1%}", ""
@@ -107,21 +105,17 @@ class _Cluster:
         placed = place([(name, each) for name in names], self.nodes, share=True)
         self._homes = {name: placed[name].node for name in names}
         self._cores = {name: placed[name].cores for name in names}
-        self._weights = self._drawn(executors)
+        self._weights = self._rng.lognormal(0.0, 1.0, executors)  # many small, a few large ones
         self._states = (2.0 ** self._rng.uniform(16, 26, executors)).astype(int)  # to 64 MB
         skew = 1.0 / np.arange(1, _SHARDS + 1) ** 0.5
         self._shares = skew / skew.sum()
-
-    def _drawn(self, count: int) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Amounts of work: many small ones, a few large ones."""
-        return self._rng.lognormal(0.0, 1.0, count)
 
     def measure(self) -> TopologySeen:
         """What is to be seen next: another amount of work for some, and noise for all."""
         rng, count = self._rng, len(self._homes)
         changing = rng.random(count) < _CHANGING
         changing[rng.integers(count)] = True
-        self._weights[changing] = self._drawn(int(changing.sum()))
+        self._weights[changing] = rng.lognormal(0.0, 1.0, int(changing.sum()))
         noise = rng.normal(1.0, _NOISE, count).clip(0.5, 1.5)
         work = self._weights * noise * (_LOAD * self._capacity / self._weights.sum())
         operator = np.arange(count) * len(_OPERATORS) // count
@@ -152,7 +146,7 @@ class _Cluster:
             state_bytes=state_bytes,
             shard_rows=rows,
             shard_seconds=rows / _SERVICE_RATE,
-            latency=_NO_LATENCY,
+            latency=LatencyHistogram(),  # the scheduler does not look at it
             backlog_rows=arrived - done,
         )
         return ExecutorSeen(name, operator, self._homes[name], self._cores[name], metrics)
@@ -161,6 +155,3 @@ class _Cluster:
         """Have the cores of a plan."""
         for name in plan.changed:
             self._cores[name] = dict(plan.cores[name])
-
-
-_NO_LATENCY = LatencyHistogram()  # the scheduler does not look at it

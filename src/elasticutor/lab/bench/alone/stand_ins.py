@@ -14,9 +14,7 @@ import os
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +29,6 @@ from elasticutor.core.protocol.coordinator import (
     EndEpoch,
     ParticipantPrepared,
     ParticipantReady,
-    StartSource,
 )
 from elasticutor.core.protocol.ids import MoveId, NodeId, ShardId, TaskId
 from elasticutor.process.hosting.hosts import Bootstrap, ends_name
@@ -54,47 +51,20 @@ _MOVES_S = 0.05  # shards that an executor moves per second
 _AGES = 60  # different latencies in a measurement
 
 
-@dataclass(frozen=True, slots=True)
 class StandInWork:
     """How much work every executor of an operator has, at any time; alike in every process."""
 
-    executors: int
-    seed: int
+    def __init__(self, executors: int, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        weights = rng.lognormal(0.0, _SKEW, executors)
+        self.executors = executors
+        self._mean: npt.NDArray[np.float64] = _WORK * weights / weights.mean()
+        self._phase = rng.uniform(0.0, 2 * math.pi, executors)  # when it is at its highest
 
     def at(self, now: float) -> npt.NDArray[np.float64]:
         """Cores that each would fill."""
-        mean, phase = _drawn(self.executors, self.seed)
-        return mean * (1.0 + _SWING * np.sin(2 * math.pi * now / _SWING_S + phase))
-
-
-@cache
-def _drawn(count: int, seed: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """The mean work of each, and when it is at its highest."""
-    rng = np.random.default_rng(seed)
-    weights = rng.lognormal(0.0, _SKEW, count)
-    return _WORK * weights / weights.mean(), rng.uniform(0.0, 2 * math.pi, count)
-
-
-class _Timers:
-    """What is due when."""
-
-    def __init__(self) -> None:
-        self._due: list[tuple[float, int, Callable[[], float]]] = []
-        self._made = 0
-
-    def add(self, at: float, action: Callable[[], float]) -> None:
-        """Do something at a time; it returns after how long to do it again, infinity for never."""
-        self._made += 1
-        heapq.heappush(self._due, (at, self._made, action))
-
-    def run(self) -> None:
-        """Do what is due; if that takes long, the rest is for the next time."""
-        now = time.monotonic()
-        while self._due and self._due[0][0] <= now and time.monotonic() < now + _LONGEST_S:
-            at, _, action = heapq.heappop(self._due)
-            again_s = action()
-            if again_s < math.inf:
-                self.add(max(now, at + again_s), action)
+        swing = _SWING * np.sin(2 * math.pi * now / _SWING_S + self._phase)
+        return np.asarray(self._mean * (1.0 + swing))
 
 
 class _StandIn:
@@ -105,7 +75,7 @@ class _StandIn:
         self.mail = Mailbox(office.links, name)
         driver = office.bootstrap.driver
         self.mail.know(DRIVER, Endpoint(f"driver of {name}", "", driver.tcp))
-        office.move_in(self)
+        office.inside.append(self)
 
     def take(self, message: Any) -> None:
         """A message has come."""
@@ -119,54 +89,60 @@ class _StandIn:
 class Office:
     """One process, and all that it stands in for."""
 
-    def __init__(self, bootstrap: Bootstrap, name: str, work: Sequence[StandInWork]) -> None:
+    def __init__(self, bootstrap: Bootstrap, name: str, work: tuple[StandInWork, ...]) -> None:
         self.bootstrap = bootstrap
-        self.work = tuple(work)
+        self.work = work
         self.links = Links(name, bootstrap.keys, ipc_dir=None, host=bootstrap.address[0])
-        self.timers = _Timers()
         self.over = False
         self.rng = np.random.default_rng(abs(hash(name)))
+        self.inside: list[_StandIn] = []
         self._clock = Mailbox(self.links, "clock")
-        self._inside: list[_StandIn] = []
+        self._due: list[tuple[float, int, Callable[[], float]]] = []
+        self._made = 0
 
-    def move_in(self, one: _StandIn) -> None:
-        """Look into the inbox of another one, too."""
-        self._inside.append(one)
+    def do_at(self, at: float, action: Callable[[], float]) -> None:
+        """Do something at a time; it returns after how long to do it again, infinity for never."""
+        self._made += 1
+        heapq.heappush(self._due, (at, self._made, action))
 
     def run(self) -> None:
         """Answer and measure until the end."""
         look_at = 0.0
         while not self.over:
             self._clock.wait(_TICK_S)
-            self.timers.run()
+            self._do_what_is_due()
             if time.monotonic() >= look_at:
-                for one in list(self._inside):
+                for one in list(self.inside):
                     for message in one.mail.receive():
                         one.take(message)
                 look_at = time.monotonic() + _TICK_S
         self.links.close(linger_s=2.0)
 
+    def _do_what_is_due(self) -> None:
+        """If that takes long, the rest is for the next time."""
+        now = time.monotonic()
+        while self._due and self._due[0][0] <= now and time.monotonic() < now + _LONGEST_S:
+            at, _, action = heapq.heappop(self._due)
+            again_s = action()
+            if again_s < math.inf:
+                self.do_at(max(now, at + again_s), action)
+
 
 def be_nodes(
-    bootstrap: Bootstrap, names: Sequence[str], cores: int, work: Sequence[StandInWork]
+    bootstrap: Bootstrap, work: tuple[StandInWork, ...], names: Sequence[str], cores: int
 ) -> None:
     """Stand in for nodes, and for the executors that are started there."""
     office = Office(bootstrap, names[0], work)
-    nodes = [_Node(office, name, cores) for name in names]
-    office.timers.add(0.0, lambda: _end_when(office, nodes))
+    for name in names:
+        _Node(office, name, cores)
     office.run()
 
 
-def be_ends(bootstrap: Bootstrap, run: str, number: int, work: Sequence[StandInWork]) -> None:
+def be_ends(bootstrap: Bootstrap, work: tuple[StandInWork, ...], run: str, number: int) -> None:
     """Stand in for a host of sources and sinks, and for them."""
     office = Office(bootstrap, ends_name(number), work)
     _EndsHost(office, run, number)
     office.run()
-
-
-def _end_when(office: Office, nodes: Sequence[_Node]) -> float:
-    office.over = all(node.ended for node in nodes)
-    return 0.1
 
 
 class _Node(_StandIn):
@@ -187,13 +163,15 @@ class _Node(_StandIn):
                 self.tell(say.Alive(self._node))
             case say.StartExecutor():
                 spec: ExecutorSpec = pickle.loads(message.payload)  # noqa: S301 - the driver's
-                self.office.timers.add(time.monotonic(), lambda: self._start(spec))
+                self.office.do_at(time.monotonic(), lambda: self._start(spec))
             case say.EndRun():
                 for executor in self._executors:
-                    executor.end()
+                    executor.ended = True
                 self.tell(say.RunEnded(self._node, message.run))
             case say.EndNode():
                 self.ended = True
+                nodes = [one for one in self.office.inside if isinstance(one, _Node)]
+                self.office.over = all(node.ended for node in nodes)
 
     def _start(self, spec: ExecutorSpec) -> float:
         self._executors.append(_Executor(self.office, spec))
@@ -204,25 +182,22 @@ class _Participant(_StandIn):
     def __init__(self, office: Office, spec: ExecutorSpec | SourceSpec | SinkSpec) -> None:
         self.who, self.run = spec.who, spec.site.run
         super().__init__(office, f"{self.run}/{self.who}/{spec.site.life}")
-        self._ended = False
+        self.ended = False
+        """Then it sends nothing more."""
         where = self.mail.endpoint
         self.tell(say.Registered(self.run, self.who, where, os.getpid(), spec.site.life))
         # Real ones have started one after the other, and so measure one after the other.
         first_s = office.rng.uniform(0.0, spec.tempo.measure_s)
         self._measured_at = time.monotonic()
         self._every_s = spec.tempo.measure_s
-        office.timers.add(time.monotonic() + first_s, self._measure_and_go_on)
-
-    def end(self) -> None:
-        """Send nothing more."""
-        self._ended = True
+        office.do_at(time.monotonic() + first_s, self._measure_and_go_on)
 
     def say(self, what: Any) -> None:
         """Answer the coordinator."""
         self.tell(say.Said(self.run, self.who, what))
 
     def _measure_and_go_on(self) -> float:
-        if self._ended:
+        if self.ended:
             return math.inf
         now = time.monotonic()
         self.measure(now, max(now - self._measured_at, 1e-3))
@@ -257,7 +232,7 @@ class _Executor(_Participant):
             case say.Rest():
                 self.say(say.Rested())
             case say.Finish():
-                self.end()
+                self.ended = True
 
     def _staff(self) -> None:
         """Let tasks come and go until they are as wanted, and report each."""
@@ -329,10 +304,8 @@ class _Source(_Participant):
         match message:
             case EndEpoch():
                 self.say(ParticipantPrepared(self.who, message.attempt, message.epoch, 0))
-            case StartSource():
-                pass
             case say.Finish():
-                self.end()
+                self.ended = True
 
     def measure(self, now: float, seconds: float) -> None:
         due = self.office.work[0].at(now) * (_SERVICE_RATE * seconds / self._spec.tasks)
@@ -343,9 +316,6 @@ class _Source(_Participant):
 
 
 class _Sink(_Participant):
-    def __init__(self, office: Office, spec: SinkSpec) -> None:
-        super().__init__(office, spec)
-
     def take(self, message: Any) -> None:
         match message:
             case BeginAttempt():
@@ -353,7 +323,7 @@ class _Sink(_Participant):
             case say.Rest():
                 self.say(say.Rested())
             case say.Finish():
-                self.end()
+                self.ended = True
 
     def measure(self, now: float, seconds: float) -> None:
         latency = LatencyHistogram()
@@ -374,17 +344,12 @@ class _EndsHost(_StandIn):
     def take(self, message: Any) -> None:
         match message:
             case say.StartEnds():
-                self._ends += self._made(message.ends)
+                for started in message.ends:
+                    spec = pickle.loads(started.payload)  # noqa: S301 - the driver's
+                    kind = _Source if started.kind == "source" else _Sink
+                    self._ends.append(kind(self.office, spec))
             case say.EndRun():
                 for end in self._ends:
-                    end.end()
+                    end.ended = True
                 self.tell(say.RunEnded(NodeId(ends_name(self._number)), self._run))
                 self.office.over = True
-
-    def _made(self, ends: Sequence[say.StartEnd]) -> Iterator[_Participant]:
-        for end in ends:
-            spec = pickle.loads(end.payload)  # noqa: S301 - the driver's
-            if end.kind == "source":
-                yield _Source(self.office, spec)
-            else:
-                yield _Sink(self.office, spec)

@@ -14,7 +14,7 @@ from typing import Any
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
 from elasticutor.lab.bench.checkpoint.state import PATIENCE_S, Store
-from elasticutor.lab.bench.figures import MEDIAN, P50, Figures, Samples, figure, samples
+from elasticutor.lab.bench.declare import MEDIAN, P50, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import Bench, BenchError, watch
 from elasticutor.sinks import NoSink
 from elasticutor.state.checkpoint import StateFile
@@ -28,7 +28,6 @@ class Written(Figures):
     """What the epochs of one run have written."""
 
     share: float = figure()
-    """The share of the keys that every epoch changes."""
     dirty_keys_per_epoch: Samples = samples("dirty keys", ",.0f", shows=MEDIAN, digits=None)
     bytes_per_epoch: Samples = samples(
         "bytes per epoch", ",.0f", shows=MEDIAN, digits=None, better="lower"
@@ -43,7 +42,6 @@ class Written(Figures):
     epochs: int = figure(default=0)
 
     def heading(self) -> str:
-        """Its row in the table."""
         return f"{self.share:.1%}"
 
 
@@ -58,22 +56,13 @@ class DirtyFigures(Figures):
     """Bytes per dirty key of the last share over that of the first; 1: in proportion."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         return {"keys": self.store.keys, **super().as_dict()}
 
 
 def measure_dirty(
-    bench: Bench, cluster: BaseCluster, store: Store, *, epochs: int = 20, interval_s: float = 2.0
+    bench: Bench, cluster: BaseCluster, store: Store, epochs: int, interval_s: float
 ) -> DirtyFigures:
-    """Let runs go on from a filled checkpoint that change a share of the keys in every epoch.
-
-    Args:
-        bench: Shows each run.
-        cluster: Where.
-        store: From `filled`; later epochs are added to it.
-        epochs: How many in each run.
-        interval_s: How long each is.
-    """
+    """Let runs go on from a filled checkpoint that change a share of the keys in every epoch."""
     found = DirtyFigures(store=store, bytes_of_all=store.file_bytes())
     for share in _SHARES:
         bench.say(f"{share:.1%} of {store.keys:,} keys in every epoch, {epochs} epochs")

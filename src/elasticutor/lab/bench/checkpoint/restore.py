@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from elasticutor.driver.checkpoints import form_of, opened, release
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
 from elasticutor.lab.bench.checkpoint.state import PATIENCE_S, Store
-from elasticutor.lab.bench.figures import MEDIAN, Figures, Samples, Table, figure, grid, samples
+from elasticutor.lab.bench.declare import MEDIAN, Figures, Samples, Table, figure, grid, samples
 from elasticutor.lab.bench.live import SINK, Bench, BenchError, shared_memory, watch
 from elasticutor.sinks import MemorySink
 from elasticutor.state.checkpoint import Restorer
@@ -66,33 +67,19 @@ class RestoreFigures(Figures):
     """The same without anything to restore."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        return {
-            **super().as_dict(),
-            "keys": self.store.keys,
-            "bytes_per_key": self.store.size,
-            "fill_s": round(self.store.fill_s, 3),
-            "repeat": len(self.seconds),
-        }
+        store = self.store
+        filled = {"keys": store.keys, "bytes_per_key": store.size, "fill_s": round(store.fill_s, 3)}
+        return {**super().as_dict(), **filled, "repeat": len(self.seconds)}
 
     def tables(self, title: str) -> Iterator[Table]:
-        """What starts take, and what each step takes."""
         yield grid(title, "start", {"restored": self.until, "empty": self.empty})
         yield from super().tables(title)
 
 
 def measure_restore(
-    bench: Bench, cluster: BaseCluster, store: Store, spare: Path, *, repeat: int = 3
+    bench: Bench, cluster: BaseCluster, store: Store, spare: Path, repeat: int
 ) -> RestoreFigures:
-    """Time runs that go on from a filled checkpoint.
-
-    Args:
-        bench: Shows each run.
-        cluster: Where.
-        store: From `filled`; each run adds an epoch or two to it.
-        spare: A folder for checkpoints that have nothing in them.
-        repeat: How often.
-    """
+    """Time runs that go on from a filled checkpoint, and others from empty ones in `spare`."""
     found = RestoreFigures(store=store, file_bytes=store.file_bytes())
     for number in bench.runs(repeat, f"restore of {store.keys:,} keys"):
         _start(cluster, store, store.folder, found.until, known=True)
@@ -109,8 +96,9 @@ def _start(
     topology = store.topology(_TRICKLE, None, MemorySink())
     submitted = time.time()
     with cluster.submit(topology, checkpoint=folder, measure_s=_GLANCE_S, keep=True) as run:
-        flowing = _flowing(run)
-        restored = _restored(run, topology.plan().operators[0].shards) if known else None
+        flowing = _await(run, "have outputs", _flowed)
+        shards = topology.plan().operators[0].shards
+        restored = _await(run, "have all shards back", _restored, shards) if known else None
         run.drain()
         outputs = run.collected(SINK)
     if outputs.num_rows == 0 or (known and not pc.all(outputs["known"]).as_py()):
@@ -122,30 +110,21 @@ def _start(
     found.flowing_s.append(flowing - submitted)
 
 
-def _flowing(run: Run) -> float:
+def _flowed(run: Run) -> float | None:
     """When the first output was with the sink."""
-
-    def first() -> float | None:
-        return next((moment.time for moment in run.timeline() if moment.rows), None)
-
-    return _await(run, first, "have outputs")
+    return next((moment.time for moment in run.timeline() if moment.rows), None)
 
 
-def _restored(run: Run, shards: int) -> float:
+def _restored(run: Run, shards: int) -> float | None:
     """When the last shard was back."""
-
-    def last() -> float | None:
-        back = [event["time"] for event in run.events("shard moved") if event["source"] is None]
-        return max(back) if len(back) >= shards else None
-
-    return _await(run, last, f"have {shards} shards back")
+    back = [event["time"] for event in run.events("shard moved") if event["source"] is None]
+    return max(back) if len(back) >= shards else None
 
 
-def _await(run: Run, when: Callable[[], float | None], must: str) -> float:
+def _await(run: Run, must: str, when: Callable[..., float | None], *args: int) -> float:
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
-        found = when()
-        if found is not None:
+        if (found := when(run, *args)) is not None:
             return found
         watch(run, _GLANCE_S)
     raise BenchError("run", f"{must} within {PATIENCE_S:g} s", run.phase)
@@ -154,21 +133,19 @@ def _await(run: Run, when: Callable[[], float | None], must: str) -> float:
 def _steps(store: Store, found: Steps) -> None:
     plan = store.topology(_TRICKLE, None, MemorySink()).plan()
     form = form_of(plan.operators[0])
-    before = time.perf_counter()
+    times = [time.perf_counter()]
     checkpoint = opened(str(store.folder), "bench", plan, None)
     try:
-        open_at = time.perf_counter()
-        state = Restorer.load(
-            checkpoint.location, form, plan.operators[0].processes[0], checkpoint.committed
-        )
-        load_at = time.perf_counter()
+        times.append(time.perf_counter())
+        executor = plan.operators[0].processes[0]
+        state = Restorer.load(checkpoint.location, form, executor, checkpoint.committed)
+        times.append(time.perf_counter())
         with shared_memory() as place, LmdbBackend.create(place, map_size=_MAP_BYTES) as backend:
             levels = Levels.create(backend, attempt=Attempt(1), committed=checkpoint.committed)
             for shard in map(ShardId, range(form.shards)):
                 levels.merge(shard, state.records(shard))
-            store_at = time.perf_counter()
+            times.append(time.perf_counter())
     finally:
         release(checkpoint)
-    found.open_s.append(open_at - before)
-    found.load_s.append(load_at - open_at)
-    found.store_s.append(store_at - load_at)
+    for seconds, (start, end) in zip(vars(found).values(), pairwise(times), strict=True):
+        seconds.append(end - start)

@@ -8,25 +8,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, cast
 
-from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.core.paradigm import PARADIGMS, ParadigmName
 from elasticutor.errors import BadValueError
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark, read_option
-from elasticutor.lab.bench.figures import Figures, figure, interval_as_dict, percentiles, ratios
-from elasticutor.lab.bench.live import BadOptionError, Bench, chunks_of
-from elasticutor.lab.bench.load.emulated import ElasticRun, median_or_none, run_once
-from elasticutor.lab.bench.load.surge import LoadRise, run_surge
-from elasticutor.lab.options import option
+from elasticutor.lab.bench.declare import (
+    Benchmark,
+    Figures,
+    figure,
+    interval_as_dict,
+    percentiles,
+    ratios,
+)
+from elasticutor.lab.bench.live import Bench
+from elasticutor.lab.bench.load.emulated import (
+    ElasticRun,
+    LoadRise,
+    median_or_none,
+    run_once,
+    run_surge,
+)
+from elasticutor.lab.options import BadOptionError, option, read_option
 from elasticutor.sources import Generator
 
 _COST = re.compile(r"sleep:([0-9.]+)(us|ms|s)")
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_CREDIT_BYTES = 16 * 1024
-"""A tuple has 24 bytes here and takes a millisecond: the usual 64 KB would be seconds of work."""
 
 
 class ElasticFigures(Figures):
@@ -61,7 +68,6 @@ class ElasticFigures(Figures):
         return {**figures, **super().as_dict()}
 
     def remarks(self) -> Iterator[str]:
-        """Each ratio, with its interval."""
         figures = self.as_dict()
         for name, interval in figures.items():
             if name.endswith("_ci95"):
@@ -131,12 +137,6 @@ class ElasticBench(Benchmark):
             return read_option("--rate", self.rate, float, "max or tuples per second")
         return self.load * self.ideal
 
-    @property
-    def config(self) -> ExecutorConfig:
-        """Of the executors."""
-        chunks = chunks_of(self.chunk_ms / 1e3)
-        return replace(chunks, credit_s=0.02, min_credit_bytes=_CREDIT_BYTES)
-
     def tuples(self, seed: int, seconds: float | None) -> Generator:
         """What is sent."""
         return Generator(
@@ -155,7 +155,6 @@ class ElasticBench(Benchmark):
         return self.executors or self.nodes
 
     def check(self) -> None:
-        """Refuse what cannot be read, and loads that cannot be."""
         self.paradigms()
         self.rise()
         cores, offered = self.nodes * self.cores, self.offered
@@ -190,7 +189,6 @@ class ElasticBench(Benchmark):
         return read_option("--surge", self.surge, read, "like 1:8") if self.surge else None
 
     def given(self) -> dict[str, Any]:
-        """The options, and what follows from them."""
         offered = self.offered
         return {
             **super().given(),

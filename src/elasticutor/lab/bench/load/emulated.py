@@ -2,13 +2,16 @@
 
 One operator, whose tuples take a set time, on all cores of the cluster. The cores are emulated: a
 task sleeps for the time that its tuples take. Tuples come at a share of what the cores could do at
-best, or as fast as they are taken; now and then the keys' frequencies are shuffled (ω).
+best, or as fast as they are taken; now and then the keys' frequencies are shuffled (ω). Or the load
+rises at once, and the question is how long the backlog lasts.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,24 +20,37 @@ from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.paradigm import ParadigmName
 from elasticutor.core.scheduler.scheduler import SchedulerConfig
 from elasticutor.driver.cluster import BaseCluster
+from elasticutor.driver.metrics import Moment
 from elasticutor.driver.run import Run
-from elasticutor.lab.bench.figures import P50, Figures, Samples, figure, samples
-from elasticutor.lab.bench.live import OPERATOR, SINK, SOURCE, BenchError, notes, watch
+from elasticutor.lab.bench.declare import P50, Figures, Samples, figure, samples
+from elasticutor.lab.bench.live import OPERATOR, SINK, SOURCE, BenchError, chunks_of, notes, watch
 from elasticutor.lab.bench.load.shuffle import OutputTimes
-from elasticutor.lab.bench.record import NotingSink, NotingSource, Recording
+from elasticutor.lab.bench.record import DelayedSource, Latency, NotingSink, NotingSource, Recording
 from elasticutor.lab.bench.work import Emulate
-from elasticutor.sinks import Sink
+from elasticutor.sinks import NoSink, Sink
 from elasticutor.sources import Source
 from elasticutor.topology import Topology
 
 if TYPE_CHECKING:
     from elasticutor.lab.bench.load.elastic import ElasticBench
 
-BIN_S = 0.1
+_BIN_S = 0.1
 """Timelines have a moment for each of these."""
+_CREDIT_BYTES = 16 * 1024
+"""A tuple has 24 bytes here and takes a millisecond: the usual 64 KB would be seconds of work."""
 _MORE_S = 1.0
 """How much longer than it is measured a stream with a rate is."""
 _PATIENCE_S = 60.0
+_CALM_BINS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRise:
+    """The load of the operator, in cores' worth: before, and from some time on."""
+
+    before: float
+    after: float
+    at_s: float = 10.0
 
 
 class ElasticRun(Figures):
@@ -50,9 +66,8 @@ class ElasticRun(Figures):
     latency_p50_ms: float = figure("p50 ms", ",.1f", digits=3, better="lower", default=0.0)
     latency_p99_ms: float = figure("p99 ms", ",.1f", digits=3, better="lower", default=0.0)
     """Of all rows due after the warm-up, shuffles included."""
-    worst_second_p50_ms: float | None = figure(default=None)
-    """The median of the second with the largest one, by due times."""
-    worst_second_p99_ms: float | None = figure(default=None)
+    latency: Latency | None = None
+    """The same, and of the worst second, if rows say when they were due."""
     recoveries_s: Samples = figure(digits=3, default_factory=list)
     surge_s: float | None = figure(digits=3, default=None)
     """From the surge until its backlog was gone; infinite if it never was."""
@@ -69,23 +84,20 @@ class ElasticRun(Figures):
         """Whether the source could not keep to its schedule."""
         return self.behind_s > 1.0
 
-    def set_latency(self, mean_ms: float, p50_ms: float, p99_ms: float) -> None:
-        """How old tuples were at the sink."""
-        self.latency_mean_ms, self.latency_p50_ms, self.latency_p99_ms = mean_ms, p50_ms, p99_ms
-
     def take_latency(self, histogram: LatencyHistogram) -> None:
-        """The same from the run's own measurements."""
-        mean_s, p50_s, p99_s = histogram.mean_s, *map(histogram.percentile_s, (50, 99))
-        self.set_latency(mean_s * 1e3, p50_s * 1e3, p99_s * 1e3)
+        """How old tuples were at the sink, from the run's own measurements."""
+        seconds = histogram.mean_s, *map(histogram.percentile_s, (50, 99))
+        self.latency_mean_ms, self.latency_p50_ms, self.latency_p99_ms = (s * 1e3 for s in seconds)
 
     def heading(self) -> str:
-        """Its row in the table."""
         return self.paradigm + (" (saturated)" if self.saturated else "")
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
+        seen = self.latency
         return {
             **super().as_dict(),
+            "worst_second_p50_ms": seen.worst_second_p50_ms if seen else None,
+            "worst_second_p99_ms": seen.worst_second_p99_ms if seen else None,
             "saturated": self.saturated,
             "recovery_s": median_or_none(self.recoveries_s),
             "reassignments": len(self.sync_ms),
@@ -100,10 +112,7 @@ class ElasticRun(Figures):
         yield "core changes", str(self.core_changes)
 
     def count_changes(self, run: Run) -> None:
-        """Take from a run's journal how long shards were held, and how often cores changed.
-
-        `migration_ms` is how long of that their state was on its way to another node.
-        """
+        """Take from a run's journal how long shards were held, and how often cores changed."""
         moved = [*run.events("shard moved"), *run.events("shards repartitioned")]
         self.sync_ms = [event["sync_ms"] for event in moved]
         self.migration_ms = [event["migration_ms"] for event in moved if event["remote"]]
@@ -135,23 +144,64 @@ def run_once(
             if rate is None:
                 run.stop(_PATIENCE_S + setting.seconds)
             else:
-                _await_end(run, _PATIENCE_S + 2 * total_s)
+                try:  # those that are late count, too
+                    run.wait(patience_s := _PATIENCE_S + 2 * total_s)
+                except TimeoutError as error:
+                    hint = "give it less load, or a machine with less other work"
+                    must = f"end within {patience_s:g} s more"
+                    raise BenchError("run", must, run.phase, hint) from error
         recording = Recording.load(folder)
     found = ElasticRun(paradigm=paradigm, seed=seed)
     if rate is None:
         found.take_latency(metrics.latency)
     else:  # every row says when it was due, and counts, however late it came
-        latency = recording.latency(setting.warm_up, total_s)
         found.behind_s = metrics.behind_s
-        found.set_latency(latency.mean_ms, latency.p50_ms, latency.p99_ms)
-        found.worst_second_p50_ms = latency.worst_p50_ms
-        found.worst_second_p99_ms = latency.worst_p99_ms
+        seen = found.latency = recording.latency(setting.warm_up, total_s)
+        found.latency_mean_ms = seen.mean_ms
+        found.latency_p50_ms, found.latency_p99_ms = seen.p50_ms, seen.p99_ms
     arrived = recording.arrivals
     inside = (arrived >= setting.warm_up) & (arrived < total_s)
     found.throughput = float(recording.rows[inside].sum()) / setting.seconds
     found.of_ideal = found.throughput / setting.ideal
     found.recoveries_s = [*_recoveries(recording, setting, rate)]
     found.timeline = [*_timeline(recording, total_s, timed=rate is not None)]
+    found.count_changes(run)
+    return found
+
+
+def run_surge(
+    cluster: BaseCluster, setting: ElasticBench, surge: LoadRise, paradigm: ParadigmName, seed: int
+) -> ElasticRun:
+    """Let the load rise at once, and see how long the backlog lasts."""
+    tuples = replace(setting.tuples(seed, None), omega=0.0)
+    base = replace(tuples, rate=surge.before / setting.cost_s)
+    more = replace(tuples, rate=(surge.after - surge.before) / setting.cost_s)
+    sources = [base, DelayedSource(more, surge.at_s)]
+    cores = setting.executor_count  # one each to begin with
+    with submit(cluster, setting, paradigm, sources, NoSink(), cores) as run:
+        started = time.time()
+        watch(run, surge.at_s + setting.seconds)
+        metrics, timeline = run.metrics(), run.timeline()
+        run.cancel()
+    found = ElasticRun(
+        paradigm=paradigm,
+        seed=seed,
+        behind_s=metrics.behind_s,
+        surge_s=_backlog_gone_s(timeline, started, surge, setting.cost_s),
+        timeline=[
+            {
+                "time": round(moment.time - started, 2),
+                "throughput": round(moment.rows / moment.seconds, 1),
+                "latency_p50_ms": round(moment.p50_ms, 2),
+                "latency_p99_ms": round(moment.p99_ms, 2),
+            }
+            for moment in timeline
+        ],
+    )
+    found.take_latency(metrics.latency)
+    rows = sum(m.rows for m in timeline if m.time > started + surge.at_s)
+    found.throughput = rows / setting.seconds
+    found.of_ideal = found.throughput / setting.ideal
     found.count_changes(run)
     return found
 
@@ -181,18 +231,11 @@ def submit(
         topology,
         paradigm=paradigm,
         latency_target=setting.latency_target_ms / 1e3,
-        config=setting.config,
+        config=replace(
+            chunks_of(setting.chunk_ms / 1e3), credit_s=0.02, min_credit_bytes=_CREDIT_BYTES
+        ),
         measure_s=0.1,
     )
-
-
-def _await_end(run: Run, patience_s: float) -> None:
-    """Until the last tuple is done, so that those that are late count, too."""
-    try:
-        run.wait(patience_s)
-    except TimeoutError as error:
-        hint = "give it less load, or a machine with less other work"
-        raise BenchError("run", f"end within {patience_s:g} s more", run.phase, hint) from error
 
 
 def _recoveries(recording: Recording, setting: ElasticBench, rate: float | None) -> Iterator[float]:
@@ -212,14 +255,41 @@ def _timeline(recording: Recording, last_s: float, *, timed: bool) -> Iterator[d
     latency = arrived - recording.due_s if timed else np.zeros(len(arrived))
     order = np.argsort(arrived, kind="stable")
     arrived, latency = arrived[order], latency[order]
-    for start in np.arange(0.0, last_s, BIN_S):
-        first, end = np.searchsorted(arrived, (start, start + BIN_S))
+    for start in np.arange(0.0, last_s, _BIN_S):
+        first, end = np.searchsorted(arrived, (start, start + _BIN_S))
         ages = latency[first:end] * 1e3
-        moment = {"time": round(float(start), 1), "throughput": round((end - first) / BIN_S, 1)}
+        moment = {"time": round(float(start), 1), "throughput": round((end - first) / _BIN_S, 1)}
         if timed and len(ages):
             moment["latency_p50_ms"] = round(float(np.percentile(ages, 50)), 2)
             moment["latency_p99_ms"] = round(float(np.percentile(ages, 99)), 2)
         yield moment
+
+
+def _backlog_gone_s(
+    timeline: Sequence[Moment], started: float, surge: LoadRise, cost_s: float
+) -> float:
+    """From the surge until no more waits than falls due in a tenth of a second; infinite if never.
+
+    What waits is what was due by a time and is not with the sink then; it has to be so for three
+    intervals in a row.
+    """
+    done, gone, calm = 0, 0.0, 0
+    for moment in timeline:
+        done += moment.rows
+        since = moment.time - started - surge.at_s
+        if since <= 0:
+            continue
+        more = (surge.after - surge.before) * since
+        due = (surge.before * (moment.time - started) + more) / cost_s
+        if due - done > _BIN_S * surge.after / cost_s:
+            gone, calm = math.inf, 0
+            continue
+        calm += 1
+        if calm == 1 and gone:
+            gone = since
+        if calm == _CALM_BINS and gone:
+            break
+    return round(gone, 3)
 
 
 def median_or_none(numbers: Sequence[float]) -> float | None:

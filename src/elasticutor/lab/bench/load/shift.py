@@ -15,8 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from elasticutor.core.paradigm import ParadigmName
-from elasticutor.driver.cluster import BaseCluster
-from elasticutor.lab.bench.figures import Figures, Samples, figure, percentiles, ratios, samples
+from elasticutor.lab.bench.declare import Figures, Samples, figure, percentiles, ratios, samples
 from elasticutor.lab.bench.live import Bench
 from elasticutor.lab.bench.load.elastic import ElasticBench
 from elasticutor.lab.bench.load.emulated import run_once
@@ -37,11 +36,9 @@ class SideFigures(Figures):
     worst_second_p50_ms: Samples = samples("worst second, p50", ",.1f", better="lower")
     worst_second_p99_ms: Samples = samples("worst second, p99", ",.1f", better="lower")
 
-    def add(self, *ms: float | None) -> None:
-        """One round's figures, in this order."""
-        for values, one in zip(vars(self).values(), ms, strict=True):
-            assert one is not None  # tuples say when they were due
-            values.append(one)
+    def add(self, latency: Latency) -> None:
+        for name, values in vars(self).items():
+            values.append(getattr(latency, name))
 
 
 class ShiftFigures(Figures):
@@ -50,10 +47,8 @@ class ShiftFigures(Figures):
     setting: ElasticBench
     sides: dict[str, SideFigures] = figure("side", default_factory=dict)
     peer: peers.Beside | None = None
-    """The peer's best setting."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         found: dict[str, Any] = {side: figures.as_dict() for side, figures in self.sides.items()}
         elastic, *others = self.sides
         for other in others:
@@ -76,44 +71,26 @@ class ShiftFigures(Figures):
         }
 
     def remarks(self) -> Iterator[str]:
-        """How the peer was set up."""
         if self.peer is not None:
             yield from self.peer.remarks()
 
 
 def measure_shift(
-    bench: Bench, setting: ElasticBench, *, repeat: int = 3, with_peer: bool = False
+    bench: Bench, setting: ElasticBench, repeat: int, *, with_peer: bool = False
 ) -> ShiftFigures:
-    """Measure latency while hot keys change.
-
-    Args:
-        bench: Where.
-        setting: What is run; `omega` says how often the hot keys change.
-        repeat: How often, each time with processes and keys of its own.
-        with_peer: Run the same on the peer, in turns.
-    """
-    found = ShiftFigures(setting=setting)
-    if with_peer:
-        found.peer = _best(setting, bench)
-    sides = (*_PARADIGMS, peers.PEER) if with_peer else _PARADIGMS
+    """Measure latency while hot keys change, in turns with the peer if there is to be one."""
+    found = ShiftFigures(setting=setting, peer=_best(setting, bench) if with_peer else None)
+    sides: tuple[Any, ...] = (*_PARADIGMS, peers.PEER) if with_peer else _PARADIGMS
     found.sides = {side: SideFigures() for side in sides}
     with bench.cluster(setting.cores, setting.nodes, schedule_s=1.0) as cluster:
         for number, side in bench.turns(repeat, sides):
             if found.peer is not None and side == peers.PEER:
-                latency = _theirs(setting, found.peer.setting, number + 1)
-                worst = latency.worst_p50_ms, latency.worst_p99_ms
-                found.sides[side].add(latency.p50_ms, latency.p99_ms, *worst)
+                seen: Latency | None = _theirs(setting, found.peer.setting, number + 1)
             else:
-                _add_ours(cluster, setting, side, number + 1, found.sides[side])
+                seen = run_once(cluster, setting, side, number + 1).latency
+            assert seen is not None  # tuples say when they were due
+            found.sides[side].add(seen)
     return found
-
-
-def _add_ours(
-    cluster: BaseCluster, setting: ElasticBench, paradigm: Any, seed: int, figures: SideFigures
-) -> None:
-    run = run_once(cluster, setting, paradigm, seed)
-    worst = run.worst_second_p50_ms, run.worst_second_p99_ms
-    figures.add(run.latency_p50_ms, run.latency_p99_ms, *worst)
 
 
 def _best(setting: ElasticBench, bench: Bench) -> peers.Beside:
@@ -123,11 +100,9 @@ def _best(setting: ElasticBench, bench: Bench) -> peers.Beside:
         found = _theirs(trial, peer, 1)
         return math.sqrt(found.p50_ms * found.p99_ms)
 
-    workers = setting.nodes * setting.cores
-    shares = _SHARES if workers == 8 else ((1, workers), (workers, 1))
     settings = [
         peers.PeerSetting(processes, rows, threads)
-        for processes, threads in shares
+        for processes, threads in _SHARES
         for rows in _BATCHES
     ]
     return peers.best_of(settings, latency, bench)

@@ -1,8 +1,8 @@
 """`elasticutor bench shuffle`: how soon an executor has recovered from a shuffle of its keys.
 
-Every few seconds the frequencies are shuffled among the keys, as in the paper's experiments
-(ω), so that what was balanced is not any more. The load is a share of what can be done at all: by
-all cores, and by the one core that the hottest shard may have. The cores are emulated.
+Every few seconds the frequencies are shuffled among the keys, as in the paper's experiments (ω).
+The load is a share of what can be done at all: by all emulated cores, and by the one core that the
+hottest shard may have.
 
 Recovery is the time from the shuffle to the first moment from which on, for a quarter of a second,
 outputs come at no less than 95 % of the offered rate and their 99th percentile of latency is no
@@ -14,7 +14,6 @@ from the second. A shuffle that is not recovered from before the next counts as 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +22,7 @@ import pyarrow as pa
 from elasticutor.core.keys import key_hashes, shards_of
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, Samples, figure, samples
+from elasticutor.lab.bench.declare import Benchmark, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import Bench, BenchError, chunks_of, notes, pipeline
 from elasticutor.lab.bench.record import NotingSink, NotingSource, Recording
 from elasticutor.lab.bench.work import Emulate
@@ -44,11 +42,9 @@ class ShuffleRecovery:
     """What followed one shuffle; times in seconds after it."""
 
     seconds: float
-    """Until throughput and latency were normal."""
+    """Until throughput and latency were normal; the whole period if they never were."""
     throughput_s: float
-    """Until throughput was."""
     latency_s: float
-    """Until latency was."""
     worst_ms: float
     """The highest 99th percentile of latency of any quarter of a second."""
     settled: bool
@@ -73,22 +69,18 @@ class ShuffleFigures(Figures):
     moves: int = figure("shards moved", ",", default=0)
     offered_rows_s: float = figure("rows per second, offered", ",.0f", digits=3, default=0.0)
 
+    recoveries_s: list[float] = figure(default_factory=list)
+    shuffles: int = figure(default=0)
+
     def add(self, recovery: ShuffleRecovery) -> None:
-        """One more shuffle."""
         self.recovery_s.append(recovery.seconds)
+        self.recoveries_s.append(round(recovery.seconds, 3))
         self.throughput_recovery_s.append(recovery.throughput_s)
         self.latency_recovery_s.append(recovery.latency_s)
         self.worst_p99_ms.append(recovery.worst_ms)
+        self.shuffles += 1
         self.unsettled += not recovery.settled
         self.unrecovered += not recovery.recovered
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        return {
-            **super().as_dict(),
-            "recoveries_s": [round(seconds, 3) for seconds in self.recovery_s],
-            "shuffles": len(self.recovery_s),
-        }
 
 
 class ShuffleBench(Benchmark):
@@ -106,7 +98,6 @@ class ShuffleBench(Benchmark):
     repeat: int = options.REPEAT(1)
 
     def measure(self, bench: Bench) -> ShuffleFigures:
-        """Some runs, each with other keys."""
         found = ShuffleFigures()
         with bench.cluster(self.cores) as cluster:
             for number in bench.runs(self.repeat, f"{self.shuffles} shuffles"):
@@ -149,35 +140,16 @@ class ShuffleBench(Benchmark):
 
 
 def hottest_share(generator: Generator, shuffle: int, shards: int = _SHARDS) -> float:
-    """The share of all tuples that the hottest shard has after a number of shuffles.
-
-    Example:
-        >>> round(hottest_share(Generator(keys=10_000, zipf=1.0, seed=0), 0), 2)
-        0.11
-    """
+    """The share of all tuples that the hottest shard has after a number of shuffles."""
     weights = np.arange(1, generator.keys + 1, dtype=np.float64) ** -generator.zipf
     owners = shards_of(key_hashes(pa.array(generator.ranking(shuffle))), shards)
     return float(np.bincount(owners, weights / weights.sum()).max())
 
 
 class OutputTimes:
-    """What arrived when, and how old it was.
+    """What arrived when, and how old it was, of `rate` tuples due per second.
 
-    Args:
-        recording: Of a run; each row says when it was due.
-        rate: Tuples per second that were due.
-        every_s: The period of the shuffles, the first of which is one period after the start.
-
-    Example:
-        Tuples due every millisecond; those due in the first half second after the shuffle at 4 s
-        come when that half second is over.
-
-        >>> due = np.arange(0, 8, 0.001)
-        >>> arrived = np.where((due >= 4) & (due < 4.5), 4.5, due) + 0.01
-        >>> outputs = OutputTimes(Recording(0.0, arrived, np.ones(8000, int), due), 1000.0, 4.0)
-        >>> recovery = outputs.recovery(4.0)
-        >>> recovery.seconds, recovery.settled, recovery.recovered, round(recovery.worst_ms)
-        (0.52, True, True, 505)
+    The first shuffle is one period, `every_s`, after the start.
     """
 
     def __init__(self, recording: Recording, rate: float, every_s: float) -> None:
@@ -207,13 +179,10 @@ class OutputTimes:
             throughput_s=_first(after, flows, every),
             latency_s=_first(after, calm, every),
             worst_ms=float(tails[np.isfinite(tails)].max(initial=0.0)) * 1e3,
-            settled=self._normal(shuffle - _HOLD_S),
+            settled=self._flows(shuffle - _HOLD_S)
+            and self._tail_s(shuffle - _HOLD_S, shuffle) <= _LATENCY_FACTOR * self.steady_s,
             recovered=bool(good.any()),
         )
-
-    def _normal(self, start: float) -> bool:
-        tail_s = self._tail_s(start, start + _HOLD_S)
-        return self._flows(start) and bool(tail_s <= _LATENCY_FACTOR * self.steady_s)
 
     def _flows(self, start: float) -> bool:
         first, last = self._places(start, start + _HOLD_S)

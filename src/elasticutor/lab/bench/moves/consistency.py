@@ -6,8 +6,7 @@ chain shows every tuple that is lost, doubled or swapped. Meanwhile random shard
 tasks, executors are given random cores on random nodes, and balancing is on. At the end the state
 of every key, and every output, must be what a sequential program makes of the same tuples.
 
-A link is `chain · M + word` modulo 2⁶³: order matters to it, and a whole stream can be folded with
-a few NumPy operations, so that millions of tuples are checked in seconds.
+A link is `chain · M + word` modulo 2⁶³, so order matters to it. Millions are compared in seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -27,14 +27,13 @@ from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, figure
+from elasticutor.lab.bench.declare import Benchmark, Figures, figure
 from elasticutor.lab.bench.live import OPERATOR, SINK, Bench
-from elasticutor.lab.bench.record import WrappedReader
+from elasticutor.lab.bench.record import Remade
 from elasticutor.lab.options import option
 from elasticutor.operator import Operator, State
 from elasticutor.sinks import MemorySink
-from elasticutor.sources import Generator, Offer, Reader, Source
+from elasticutor.sources import Generator
 from elasticutor.topology import Topology
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -44,7 +43,7 @@ SHARDS = 64
 CORES = 2
 """Of each executor to begin with, and the most that it is given on one node."""
 
-_FACTOR = 0x9E3779B97F4A7C15  # odd, so that it has an inverse
+_FACTOR = 0x9E3779B97F4A7C15
 _MASK = (1 << 63) - 1
 _MOVE_S, _CORES_S = 0.02, 0.3  # between two moves that are asked for, and two changes of cores
 _SHOWN = 20
@@ -62,39 +61,21 @@ LINKS = pa.schema([*_ORIGIN, pa.field("chain", pa.int64(), False)])
 """What comes of each tuple: the chain of its key and source, this tuple included."""
 
 
-@dataclass(frozen=True)
-class Numbered(Source):
+def numbered(generator: Generator, origin: int) -> Remade:
     """A generator whose tuples carry their origin and their number."""
-
-    generator: Generator
-    origin: int
-    schema: Any = field(default=NUMBERED, init=False)
-
-    def open(self, task: int, tasks: int, offset: Any | None) -> Reader:
-        """A reader; there must be one task only, for the numbers are its own."""
-        if tasks != 1:
-            raise BadValueError("tasks of a numbered source", "be 1", tasks)
-        return _NumberedReader(self.origin, self.generator.open(task, tasks, offset))
+    return Remade(generator, NUMBERED, partial(_numbered, origin))
 
 
-class _NumberedReader(WrappedReader):
-    def __init__(self, origin: int, reader: Reader) -> None:
-        super().__init__(reader)
-        self._origin = origin
+def _numbered(origin: int, first: int, batch: pa.RecordBatch) -> list[Any]:
+    rows = batch.num_rows
+    origins = pa.array(np.full(rows, origin, np.int32))
+    numbers = pa.array(np.arange(first, first + rows, dtype=np.int64))
+    return [batch.column("key"), origins, numbers, batch.column("time")]
 
-    def poll(self, now: float, max_rows: int) -> Offer | None:
-        first = self._reader.offset[0]
-        offer = self._reader.poll(now, max_rows)
-        if offer is None:
-            return None
-        rows = offer.batch.num_rows
-        columns = [
-            offer.batch.column("key"),
-            pa.array(np.full(rows, self._origin, np.int32)),
-            pa.array(np.arange(first, first + rows, dtype=np.int64)),
-            offer.batch.column("time"),
-        ]
-        return Offer(pa.RecordBatch.from_arrays(columns, schema=NUMBERED), offer.born)
+
+def linked(chain: int, sequence: int, time_us: int) -> int:
+    """A chain, one tuple longer."""
+    return (chain * _FACTOR + (sequence << 20 ^ time_us) + 1) & _MASK
 
 
 class KeyedChain(Operator):
@@ -103,10 +84,9 @@ class KeyedChain(Operator):
     output: ClassVar[Any] = LINKS
 
     def process(self, key: Any, row: Any, state: State) -> Iterator[tuple[int, int, int, int]]:
-        """One more link."""
         chains = state.get({})
         count, chain = chains.get(row.origin, (0, 0))
-        chain = (chain * _FACTOR + (row.sequence << 20 ^ row.time) + 1) & _MASK
+        chain = linked(chain, row.sequence, row.time)
         chains[row.origin] = count + 1, chain
         yield key, row.origin, row.sequence, chain
 
@@ -130,65 +110,31 @@ class ChainLinks:
 
     @classmethod
     def of_source(cls, keys: Ints, times: Ints) -> ChainLinks:
-        """What a sequential program makes of a source's tuples.
-
-        Example:
-            >>> links = ChainLinks.of_source(np.array([7, 3, 7]), np.array([0, 0, 0]))
-            >>> links.keys.tolist(), links.sequences.tolist()
-            ([3, 7, 7], [1, 0, 2])
-            >>> expected = (1 * _FACTOR + (2 << 20) + 1) & _MASK
-            >>> links.chains.tolist() == [(1 << 20) + 1, 1, expected]
-            True
-        """
-        sequences = np.argsort(keys, kind="stable")
-        keys = keys[sequences]
-        words = (sequences << 20 ^ times[sequences]).astype(np.uint64) + np.uint64(1)
-        starts, counts = _groups(keys)
-        place = np.arange(len(keys)) - np.repeat(starts, counts)
-        most = int(counts.max(initial=0))
-        # chain_i = Σ word_j · M^(i-j) = M^i · Σ word_j · M^-j, all of it modulo 2⁶⁴.
-        heaped = np.cumsum(words * _powers(pow(_FACTOR, -1, 1 << 64), most)[place])
-        before = np.where(starts > 0, heaped[starts - 1], np.uint64(0))
-        sums = heaped - np.repeat(before, counts)
-        chains = (sums * _powers(_FACTOR, most)[place] & np.uint64(_MASK)).astype(np.int64)
-        return cls(keys, sequences, chains)
+        """What a sequential program makes of a source's tuples."""
+        ends: dict[int, int] = {}
+        chains = np.empty(len(keys), np.int64)
+        for sequence, (key, time_us) in enumerate(zip(keys.tolist(), times.tolist(), strict=True)):
+            ends[key] = chains[sequence] = linked(ends.get(key, 0), sequence, time_us)
+        order = np.argsort(keys, kind="stable")
+        return cls(keys[order], order, chains[order])
 
     def ends(self) -> dict[int, tuple[int, int]]:
         """How many links each key has, and where its chain ends."""
-        starts, counts = _groups(self.keys)
-        last = self.chains[starts + counts - 1]
-        ends = zip(counts.tolist(), last.tolist(), strict=True)
-        return dict(zip(self.keys[starts].tolist(), ends, strict=True))
+        keys, starts, counts = np.unique(self.keys, return_index=True, return_counts=True)
+        ends = zip(counts.tolist(), self.chains[starts + counts - 1].tolist(), strict=True)
+        return dict(zip(keys.tolist(), ends, strict=True))
 
     def differing(self, other: ChainLinks) -> list[int]:
         """The keys whose links are not the same, in rising order."""
-        counts, others = (dict(zip(*_counted(links.keys), strict=True)) for links in (self, other))
-        odd = {key for key in {*counts, *others} if counts.get(key) != others.get(key)}
-        one, two = self._without(odd), other._without(odd)
-        wrong = (one.sequences != two.sequences) | (one.chains != two.chains)
-        return sorted({*odd, *one.keys[wrong].tolist()})
+        return [
+            key
+            for key in np.union1d(self.keys, other.keys).tolist()
+            if not all(map(np.array_equal, self._of(key), other._of(key)))
+        ]
 
-    def _without(self, odd: set[int]) -> ChainLinks:
-        kept = ~np.isin(self.keys, list(odd))
-        return ChainLinks(self.keys[kept], self.sequences[kept], self.chains[kept])
-
-
-def _groups(keys: Ints) -> tuple[Ints, Ints]:
-    """Where each key begins in sorted keys, and how often it is there."""
-    _, starts, counts = np.unique(keys, return_index=True, return_counts=True)
-    return starts, counts
-
-
-def _counted(keys: Ints) -> tuple[list[int], list[int]]:
-    distinct, counts = np.unique(keys, return_counts=True)
-    return distinct.tolist(), counts.tolist()
-
-
-def _powers(base: int, count: int) -> npt.NDArray[np.uint64]:
-    """base⁰ to base^(count-1), modulo 2⁶⁴."""
-    powers = np.full(max(count, 1), base, np.uint64)
-    powers[0] = 1
-    return np.cumprod(powers)
+    def _of(self, key: int) -> tuple[Ints, Ints]:
+        first, last = np.searchsorted(self.keys, (key, key + 1))
+        return self.sequences[first:last], self.chains[first:last]
 
 
 def violations(
@@ -196,10 +142,8 @@ def violations(
 ) -> list[str]:
     """Everything in which a run differs from the sequential fold: one sentence per key and source.
 
-    Args:
-        expected: The links of each origin.
-        state: The final state of every key: per origin, how many links and where the chain ends.
-        outputs: All that the sink took, in the order of arrival.
+    The state has for every key and origin how many links there are, and where the chain ends;
+    outputs are in the order of arrival.
     """
     found = []
     for origin, links in expected.items():
@@ -232,7 +176,6 @@ class ConsistencyFigures(Figures):
 
     @property
     def failed(self) -> bool:
-        """Whether anything differs."""
         return bool(self.violations)
 
 
@@ -244,8 +187,7 @@ class ConsistencyBench(Benchmark):
     """
 
     about = "consistency under moves"
-
-    facts: ClassVar[tuple[str, ...]] = ()
+    facts = ()
 
     seconds: float = options.SECONDS(300.0, help="How long the sources send.", key="")
     rate: float = option(20_000.0, "Tuples per second in all.", min=1)
@@ -255,7 +197,6 @@ class ConsistencyBench(Benchmark):
     seed: int = options.SEED(1, help="For tuples, moves and cores.")
 
     def measure(self, bench: Bench) -> ConsistencyFigures:
-        """Run on two nodes, and show the first differences."""
         with bench.cluster(EXECUTORS * CORES, 2) as cluster:
             of_all = f"of {self.seconds:g} seconds"
             found = self.on(cluster, lambda elapsed: bench.tick(f"{elapsed:.0f} {of_all}"))
@@ -268,13 +209,7 @@ class ConsistencyBench(Benchmark):
     ) -> ConsistencyFigures:
         """Run under moves and changes of cores without pause, and compare with a sequential fold.
 
-        Args:
-            cluster: With twice the cores that one executor may have, on every node.
-            progress: Called again and again with the seconds since the start.
-
-        Raises:
-            BadValueError: Too few cores.
-            Exception: Whatever made the run fail.
+        `progress` is called again and again with the seconds since the start.
         """
         if min(cluster.nodes.values()) < EXECUTORS * CORES:
             raise BadValueError("nodes", f"have {EXECUTORS * CORES} cores each", cluster.nodes)
@@ -315,7 +250,7 @@ class ConsistencyBench(Benchmark):
 def _topology(generators: list[Generator], rows: int) -> Topology:
     topology = Topology("consistency")
     streams = [
-        topology.source(f"source-{n}", Numbered(generator, n))
+        topology.source(f"source-{n}", numbered(generator, n))
         for n, generator in enumerate(generators)
     ]
     links = topology.operator(

@@ -13,8 +13,9 @@ percentiles comes with an interval from resampling the pairs.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, TypeAlias
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,8 +23,7 @@ from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.run import Run
 from elasticutor.errors import BadValueError, ElasticutorError
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark, read_numbers
-from elasticutor.lab.bench.figures import P50_P99, Figures, Samples, figure, samples
+from elasticutor.lab.bench.declare import P50_P99, Benchmark, Figures, Samples, figure, samples
 from elasticutor.lab.bench.live import OPERATOR, Bench, InterruptedBenchError, notes, pipeline
 from elasticutor.lab.bench.moves.touches import (
     MOVED,
@@ -35,7 +35,7 @@ from elasticutor.lab.bench.moves.touches import (
     Where,
 )
 from elasticutor.lab.bench.record import Floats, NotingSink, NotingSource, Recording
-from elasticutor.lab.options import option
+from elasticutor.lab.options import option, read_numbers
 
 _WINDOW_S = 0.1
 _WARM_UP = 4  # moves that do not count: the first writes everything that was loaded
@@ -68,18 +68,10 @@ class Reassignment(Figures):
     bystander_p99_ratio_high: float = figure("to (95 %)", ".2f", default=1.0)
 
     def heading(self) -> str:
-        """Its row in the table."""
         return str(self.scene)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
-        return {
-            "state_kb": self.scene.state_kb,
-            "where": self.scene.where,
-            "row_ms": self.scene.row_ms,
-            "load": self.scene.load,
-            **super().as_dict(),
-        }
+        return {**asdict(self.scene), **super().as_dict()}
 
     def add(self, event: dict[str, Any]) -> None:
         """One more move, as the executor reports it."""
@@ -91,9 +83,11 @@ class Reassignment(Figures):
         """Take the ages of bystanders in pairs of windows, with moves and without."""
         self.bystander_p99_ms_moving = _p99(moving) * 1e3
         self.bystander_p99_ms_steady = _p99(steady) * 1e3
-        ratio = ratio_of_p99(moving, steady, seed)
-        self.bystander_p99_ratio = ratio[0]
-        self.bystander_p99_ratio_low, self.bystander_p99_ratio_high = ratio[1:]
+        (
+            self.bystander_p99_ratio,
+            self.bystander_p99_ratio_low,
+            self.bystander_p99_ratio_high,
+        ) = ratio_of_p99(moving, steady, seed)
 
 
 class ReassignFigures(Figures):
@@ -110,8 +104,7 @@ class ReassignBench(Benchmark):
     """
 
     about = "hand-over of one shard under load, and the p99 of tuples of other shards"
-
-    facts: ClassVar[tuple[str, ...]] = ()
+    facts = ()
 
     state_kb: str = option(
         "0.1,32,1024,32768", "Sizes of the shard that moves, in KB, with commas between them."
@@ -126,21 +119,18 @@ class ReassignBench(Benchmark):
     seed: int = options.SEED(1)
 
     def check(self) -> None:
-        """Refuse numbers that cannot be."""
         self.scenes()
 
     def scenes(self) -> list[Scene]:
         """What is measured, one after the other."""
-        wheres: list[Where] = []
-        if self.local or not self.remote:
-            wheres.append("local")
-        if self.remote or not self.local:
-            wheres.append("remote")
+        wheres: dict[Where, bool] = {"local": self.local, "remote": self.remote}
+        both = self.local == self.remote
         return [
             Scene(size, where, cost, self.load)
             for size in read_numbers("--state-kb", self.state_kb)
-            for where in wheres
+            for where, asked in wheres.items()
             for cost in read_numbers("--row-ms", self.row_ms)
+            if asked or both
         ]
 
     def as_dict(self, found: Figures, bench: Bench) -> Any:
@@ -148,7 +138,6 @@ class ReassignBench(Benchmark):
         return found.as_dict()["scenes"]
 
     def measure(self, bench: Bench) -> ReassignFigures:
-        """Each scene; those that fail are left out."""
         found, scenes = ReassignFigures(), self.scenes()
         try:
             with bench.cluster(2, 2) as cluster:
@@ -164,16 +153,9 @@ class ReassignBench(Benchmark):
         return found
 
     def on(self, cluster: BaseCluster, scene: Scene, bench: Bench) -> Reassignment:
-        """Move a shard back and forth under load.
+        """Move a shard back and forth under load: between two nodes, or on one with two cores.
 
-        Args:
-            cluster: On this machine, with two cores free on a node, or one on each of two.
-            scene: What to measure.
-            bench: Shows how many moves are done.
-
-        Raises:
-            BadValueError: Too few nodes.
-            ElasticutorError: A move that does not come to its end, or a source that cannot keep up.
+        An `ElasticutorError` if a move does not come to its end, or the source cannot keep up.
         """
         if scene.where == "remote" and len(cluster.nodes) < 2:
             raise BadValueError("cluster", "have two nodes for a remote hand-over", cluster.nodes)
@@ -191,13 +173,13 @@ class ReassignBench(Benchmark):
                 run.drain()
             if behind > _TOO_FAR_S:
                 raise ElasticutorError("source", "keep up", f"{behind:.2f} s behind", _TOO_BUSY)
-            ages = _ages(Recording.load(folder))
+            ages = _ages_within(Recording.load(folder))
         for event, _ in moved:
             found.add(event)
         found.bytes, found.bytes_held = (
             int(np.median([event[name] for event, _ in moved])) for name in ("bytes", "bytes_held")
         )
-        moving, steady = ([_within(ages, pair[which]) for _, pair in moved] for which in (0, 1))
+        moving, steady = ([ages(pair[which]) for _, pair in moved] for which in (0, 1))
         found.compare(moving, steady, self.seed)
         return found
 
@@ -254,18 +236,12 @@ def _move(run: Run, task: int, timeout_s: float = _MOVE_TIMEOUT_S) -> dict[str, 
     return None
 
 
-def _ages(recording: Recording) -> Floats:
-    """When each bystander was due, and how old it was at the sink, in the order of due times."""
+def _ages_within(recording: Recording) -> Callable[[Window], Floats]:
+    """How old the bystanders that were due in a window were at the sink."""
     order = np.argsort(recording.due_s, kind="stable")
-    arrived = recording.began + recording.arrived_s
-    ages: Floats = np.column_stack([recording.due_s, arrived - recording.due_s])[order]
-    return ages
-
-
-def _within(ages: Floats, window: Window) -> Floats:
-    first, last = np.searchsorted(ages[:, 0], window)
-    found: Floats = ages[first:last, 1]
-    return found
+    due_s = recording.due_s[order]
+    ages = recording.began + recording.arrived_s[order] - due_s
+    return lambda window: ages[slice(*np.searchsorted(due_s, window))]
 
 
 def _p99(windows: Sequence[Floats]) -> float:
@@ -273,20 +249,9 @@ def _p99(windows: Sequence[Floats]) -> float:
 
 
 def ratio_of_p99(
-    moving: Sequence[Floats], steady: Sequence[Floats], seed: int = 0
+    moving: Sequence[Floats], steady: Sequence[Floats], seed: int
 ) -> tuple[float, float, float]:
-    """The ratio of two 99th percentiles, and its 95 % interval by resampling pairs of windows.
-
-    Args:
-        moving: Ages in each window with a move.
-        steady: Ages in the window that goes with it.
-        seed: For the resampling.
-
-    Example:
-        >>> ones = [np.ones(100)] * 9
-        >>> ratio_of_p99([2 * ages for ages in ones], ones)
-        (2.0, 2.0, 2.0)
-    """
+    """The ratio of two 99th percentiles, and its 95 % interval by resampling pairs of windows."""
     rng = np.random.default_rng(seed)
     pairs = len(moving)
     ratios = []

@@ -62,17 +62,12 @@ class Scene:
     row_ms: float = TOUCH_MS
     """What a bystander costs; a touch always costs a tenth of a millisecond."""
     load: float = 0.5
-    """How busy each of the two tasks is."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.state_kb <= 1024 * 1024:
-            raise BadValueError("state_kb", "be more than 0, and at most a gigabyte", self.state_kb)
-        if self.where not in ("local", "remote"):
-            raise BadValueError("where", 'be "local" or "remote"', self.where)
-        if not 0 < self.row_ms <= 100:
-            raise BadValueError("row_ms", "be more than 0, and at most 100", self.row_ms)
-        if not 0 < self.load <= 1:
-            raise BadValueError("load", "be more than 0, and at most 1", self.load)
+        for name, most in (("state_kb", 1024 * 1024), ("row_ms", 100), ("load", 1)):
+            value = getattr(self, name)
+            if not 0 < value <= most:
+                raise BadValueError(name, f"be more than 0, and at most {most}", value)
 
     def __str__(self) -> str:
         kb = self.state_kb
@@ -96,40 +91,27 @@ class Scene:
 
     @property
     def touches_s(self) -> float:
-        """Touches per second."""
         return 2 * self.load * _TOUCH_SHARE / (TOUCH_MS / 1e3)
 
     @property
     def bystanders_s(self) -> float:
-        """Bystanders per second."""
         return 2 * self.load * (1 - _TOUCH_SHARE) / (self.row_ms / 1e3)
 
     @property
     def interval_s(self) -> float:
-        """Between two moves: long enough to touch a tenth of the keys, and for the copy to travel.
-
-        Example:
-            >>> Scene(32, "local").interval_s, round(Scene(32768, "local").interval_s, 2)
-            (0.25, 1.44)
-        """
+        """Between two moves: enough to touch a tenth of the keys, and for the copy to travel."""
         touching = 1.1 * self.dirty_keys / self.touches_s
         copying = self.state_kb / 1024 * 0.08 if self.where == "remote" else 0.0
         return max(0.25, touching, copying)
 
 
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    moved: Ints
-    others: Ints
-
-
-def _keys_for(scene: Scene) -> _Keys:
+def _keys_for(scene: Scene) -> tuple[Ints, Ints]:
     """Numbers whose shard is the one that moves, and numbers of all other shards."""
     candidates = np.arange(2 * SHARDS * (scene.keys + 64) + _BYSTANDERS * 2, dtype=np.int64)
     shards = shards_of(key_hashes(pa.array(candidates)), SHARDS)
     moved = candidates[shards == MOVED][: scene.keys]
     assert len(moved) == scene.keys  # twice as many candidates as it takes
-    return _Keys(moved, candidates[shards != MOVED][:_BYSTANDERS])
+    return moved, candidates[shards != MOVED][:_BYSTANDERS]
 
 
 @dataclass(frozen=True)
@@ -151,7 +133,7 @@ class TouchLoad(Source):
 class _TouchReader(Reader):
     def __init__(self, scene: Scene, seed: int, loaded: int) -> None:
         self._scene = scene
-        self._keys = _keys_for(scene)
+        self._moved, self._others = _keys_for(scene)
         self._rng = np.random.default_rng(seed)
         self._touched = 0
         self._drawn_to = 0.0
@@ -160,8 +142,8 @@ class _TouchReader(Reader):
         self.offset = loaded
 
     def poll(self, now: float, max_rows: int) -> Offer | None:
-        if self.offset < len(self._keys.moved):
-            keys = self._keys.moved[self.offset : self.offset + max_rows]
+        if self.offset < len(self._moved):
+            keys = self._moved[self.offset : self.offset + max_rows]
             self.offset += len(keys)
             zeros = np.zeros(len(keys))
             return Offer(_rows(keys, zeros, zeros + now), now)
@@ -185,7 +167,7 @@ class _TouchReader(Reader):
         ticks = start + np.arange(_BLOCK_TICKS) * _TICK_S
         touches = np.repeat(ticks, rng.poisson(scene.touches_s * _TICK_S, len(ticks)))
         others = np.repeat(ticks, rng.poisson(scene.bystanders_s * _TICK_S, len(ticks)))
-        keys = [self._touches(len(touches)), rng.choice(self._keys.others, len(others))]
+        keys = [self._touches(len(touches)), rng.choice(self._others, len(others))]
         kinds = np.repeat([_TOUCH, _BYSTANDER], [len(touches), len(others)])
         dues = np.concatenate([touches, others])
         # Touches and bystanders of one tick in any order.
@@ -200,7 +182,7 @@ class _TouchReader(Reader):
         """Keys of the tenth that is touched, one after the other."""
         places = (self._touched + np.arange(count)) % self._scene.dirty_keys
         self._touched += count
-        chosen: Ints = self._keys.moved[places]
+        chosen: Ints = self._moved[places]
         return chosen
 
 
@@ -226,7 +208,6 @@ class Touch(Operator):
         self.value_bytes = value_bytes
 
     def process(self, key: Any, row: Any, state: State) -> Iterator[tuple[int]]:
-        """Work on one tuple."""
         until = time.perf_counter() + row.burn_us * 1e-6
         count = int.from_bytes(state.get(b"")[:8], "little") + 1
         state.set(count.to_bytes(8, "little").ljust(self.value_bytes, b"."))

@@ -1,12 +1,9 @@
 """The same work on a peer, Bytewax: so that a figure of ours can be read beside one of theirs.
 
-The peer runs in processes of its own on this machine, connected over loopback; each of them is one
-core's worth of a cluster, and keys go to them by hash. They get the tuples of our `Generator`, with
-the due times of the same schedule, and do the same work per tuple. A tuple's latency counts from
-when it was due until its output is with the peer's sink. What runs in those processes is in
-`elasticutor.lab.bench.peer.bytewax_worker`.
-
-All of them end: by themselves with their stream, by a limit of their own, or killed from here.
+The peer runs in processes of its own (`bytewax_worker`), connected over loopback; each of them is
+one core's worth of a cluster, and keys go to them by hash. They get the tuples of our `Generator`,
+with the due times of the same schedule, and do the same work per tuple. All of them end: by
+themselves with their stream, by a limit of their own, or killed from here.
 """
 
 from __future__ import annotations
@@ -19,16 +16,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from elasticutor.lab.bench.figures import Figures, Samples, cells, percentiles, ratios
-from elasticutor.lab.bench.live import BadOptionError, Bench, BenchError, notes
-from elasticutor.lab.bench.record import Latency
+from elasticutor.lab.bench.declare import Figures, Samples, cells, percentiles, ratios
+from elasticutor.lab.bench.live import Bench, BenchError, notes, version_of
+from elasticutor.lab.bench.record import Recording
+from elasticutor.lab.options import BadOptionError
 from elasticutor.sources import Generator
 
 PEER = "bytewax"
@@ -67,59 +61,19 @@ class PeerSetting:
     """Whether it snapshots its state, every `EPOCH_S`."""
 
 
-@dataclass(frozen=True, slots=True)
-class PeerRun:
-    """What came out of one run."""
-
-    due_s: npt.NDArray[np.float64]
-    """When each tuple was due, in seconds after the first one; in the order of arrival."""
-    arrived_s: npt.NDArray[np.float64]
-    """When its output was with the sink."""
-
-    @property
-    def rows_s(self) -> float:
-        """Tuples per second, from the first tuple asked for to the last output."""
-        return len(self.arrived_s) / max(float(self.arrived_s.max(initial=0.0)), 1e-9)
-
-    def latency(self, start_s: float, end_s: float) -> Latency:
-        """Of the tuples that were due between two times."""
-        return Latency.of(self.due_s, self.arrived_s, start_s, end_s)
-
-    def percentile_ms(self, percent: float, start_s: float, end_s: float) -> float:
-        """How old the tuples that were due between two times were at the sink, at a percentile."""
-        inside = (self.due_s >= start_s) & (self.due_s < end_s)
-        if not inside.any():
-            raise BenchError(f"tuples of {PEER}", f"be due from {start_s:g} s on", 0)
-        return float(np.percentile((self.arrived_s - self.due_s)[inside], percent)) * 1e3
-
-
 def require_peer(name: str) -> None:
-    """Refuse a peer that is not known, or not installed; no name, no peer.
-
-    Raises:
-        BadOptionError: It is not known.
-        BenchError: It is not installed; says how to install it.
-    """
+    """Refuse a peer that is not known, or not installed; no name, no peer."""
     if name not in ("", PEER):
         raise BadOptionError("--beside", f"{name!r} is not {PEER}")
-    if name and peer_version() is None:
+    if name and version_of(PEER) is None:
         hint = "it is for development only: pip install --group peer, or pip install bytewax"
         raise BenchError(PEER, "be installed", "nothing of that name", hint)
 
 
-def peer_version() -> str | None:
-    """Which version is installed, if one is."""
-    try:
-        return version(PEER)
-    except PackageNotFoundError:
-        return None
-
-
-def run_peer(work: PeerWork, setting: PeerSetting) -> PeerRun:
+def run_peer(work: PeerWork, setting: PeerSetting) -> Recording:
     """Run the peer once, from start to end of its stream.
 
-    Raises:
-        BenchError: One of its processes failed, or it took far longer than its stream.
+    A `BenchError` if one of its processes fails, or takes far longer than the stream.
     """
     limit_s = (work.tuples.seconds or 0.0) * 2 + _PATIENCE_S
     with notes() as folder:
@@ -135,7 +89,7 @@ def run_peer(work: PeerWork, setting: PeerSetting) -> PeerRun:
         words = [sys.executable, "-m", _WORKER, json.dumps(spec)]
         with _processes([[*words, str(n)] for n in range(setting.processes)], folder) as started:
             _wait(started, time.monotonic() + limit_s, folder)
-        return _load(folder, setting)
+        return Recording.load(folder, [f"sink-{n}.npz" for n in range(setting.processes)])
 
 
 def settings_of(cores: int, batches: Sequence[int], checkpoint: bool) -> list[PeerSetting]:
@@ -150,14 +104,7 @@ def settings_of(cores: int, batches: Sequence[int], checkpoint: bool) -> list[Pe
 def best_of(
     settings: Sequence[PeerSetting], measure: Callable[[PeerSetting], float], bench: Bench
 ) -> Beside:
-    """The peer with the setting that has the smallest figure, and what each had.
-
-    Example:
-        >>> settings = [PeerSetting(2, rows) for rows in (1, 10, 100)]
-        >>> best = best_of(settings, lambda s: abs(s.batch_rows - 12.0), Bench())
-        >>> best.setting.batch_rows, [one["figure"] for one in best.tried]
-        (10, [11.0, 2.0, 88.0])
-    """
+    """The peer with the setting that has the smallest figure, and what each had."""
     tried = []
     for setting in settings:
         bench.say(f"{PEER}: trying {described(setting)}")
@@ -167,14 +114,7 @@ def best_of(
 
 
 def described(setting: PeerSetting) -> str:
-    """A setting in words.
-
-    Example:
-        >>> described(PeerSetting(2, 100))
-        '2 processes, batches of 100'
-        >>> described(PeerSetting(1, 10, threads=8))
-        '1 process of 8 workers, batches of 10'
-    """
+    """A setting in words: "1 process of 8 workers, batches of 10"."""
     count = "1 process" if setting.processes == 1 else f"{setting.processes} processes"
     workers = f" of {setting.threads} workers" if setting.threads > 1 else ""
     return f"{count}{workers}, batches of {setting.batch_rows}"
@@ -193,18 +133,18 @@ class Beside(Figures):
     """Of the figures in tables."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         figures: dict[str, Any] = {}
-        rounds: dict[str, dict[str, Samples]] = {"ours": {}, "theirs": {}}
         for name, theirs in self.theirs.items():
             ours = self.ours[name]
             figures |= percentiles(f"theirs_{name}", theirs) | percentiles(f"ours_{name}", ours)
             figures |= percentiles(f"ratio_{name}", ratios(ours, theirs))
-            rounds["ours"][name] = [round(value, 3) for value in ours]
-            rounds["theirs"][name] = [round(value, 3) for value in theirs]
+        rounds = {
+            side: {name: [round(value, 3) for value in of[name]] for name in self.theirs}
+            for side, of in (("ours", self.ours), ("theirs", self.theirs))
+        }
         return {
             "peer": PEER,
-            "version": peer_version(),
+            "version": version_of(PEER),
             **figures,
             "rounds": rounds,
             "setting": asdict(self.setting),
@@ -212,7 +152,6 @@ class Beside(Figures):
         }
 
     def lines(self) -> Iterator[Sequence[str]]:
-        """The peer's figures, and ours over theirs."""
         for name, theirs in self.theirs.items():
             yield f"{PEER}: {_plain(name)}", *cells(theirs, self.form)
         for name, theirs in self.theirs.items():
@@ -220,7 +159,6 @@ class Beside(Figures):
             yield f"ours over theirs: {_plain(name)}", *cells(ratio, ".2f")
 
     def remarks(self) -> Iterator[str]:
-        """How the peer was set up."""
         yield f"{PEER} at its best: {described(self.setting)}"
 
 
@@ -288,15 +226,3 @@ def _wait(started: Sequence[subprocess.Popen[bytes]], deadline: float, folder: P
 
 def _said(folder: Path, number: int) -> Path:
     return folder / f"said-{number}"
-
-
-def _load(folder: Path, setting: PeerSetting) -> PeerRun:
-    began = float((folder / "began").read_text())
-    dues, arrivals = [], []
-    for number in range(setting.processes):
-        with np.load(folder / f"sink-{number}.npz") as noted:
-            dues.append(noted["due_s"])
-            arrivals.append(np.repeat(noted["arrivals"], noted["rows"]) - began)
-    due_s, arrived_s = np.concatenate(dues), np.concatenate(arrivals)
-    order = np.argsort(arrived_s, kind="stable")
-    return PeerRun(due_s[order], arrived_s[order])

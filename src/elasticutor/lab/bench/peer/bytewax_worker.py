@@ -1,10 +1,9 @@
 """One process of the peer: a Bytewax dataflow with the tuples and the work of a benchmark.
 
-Started by `elasticutor.lab.bench.peer.beside` as `python -m
-elasticutor.lab.bench.peer.bytewax_worker SPEC NUMBER`. The dataflow is what its documentation would
-have one write: a source with one partition, a `stateful_map` per key, a sink on every worker. The
-tuples are made some thousand at a time and served from a list, so that its source costs next to
-nothing.
+Started by `lab.bench.peer.beside` with a specification as JSON, and a number. The dataflow is what
+its documentation would have one write: a source with one partition, a `stateful_map` per key, a
+sink on every worker. Tuples are made some thousand at a time and served from a list, so that its
+source costs next to nothing.
 """
 
 from __future__ import annotations
@@ -41,11 +40,9 @@ class PeerTuples(FixedPartitionedSource):
         self._made = (generator, batch_rows, began)
 
     def list_parts(self) -> list[str]:
-        """There is one."""
         return ["tuples"]
 
     def build_part(self, step_id: str, for_part: str, resume_state: Any) -> StatefulSourcePartition:
-        """It always begins at the beginning."""
         return _Partition(*self._made)
 
 
@@ -98,7 +95,6 @@ class _Partition(StatefulSourcePartition):
         return datetime.fromtimestamp(self._began + self._times[self._next] / 1e6, UTC)
 
     def snapshot(self) -> int:
-        """How many were given."""
         return self._first + self._next
 
 
@@ -115,9 +111,9 @@ class Notes(DynamicSink):
         return _Noting(self)
 
     def save(self, path: Path) -> None:
-        """For `elasticutor.lab.bench.peer.beside`."""
-        due_s = np.array(self.times, np.float64) / 1e6
-        np.savez(path, arrivals=np.array(self.arrivals), rows=np.array(self.rows), due_s=due_s)
+        """For `Recording`."""
+        arrivals, rows, times = (np.array(of) for of in (self.arrivals, self.rows, self.times))
+        np.savez(path, arrivals=arrivals, rows=rows, times=times)
 
 
 class _Noting(StatelessSinkPartition):
@@ -125,7 +121,6 @@ class _Noting(StatelessSinkPartition):
         self._notes = notes
 
     def write_batch(self, items: list[tuple[str, tuple[int, Any]]]) -> None:
-        """Note a batch."""
         now = time.time()
         self._notes.times.extend([time_us for _, (time_us, _) in items])
         self._notes.arrivals.append(now)
@@ -137,13 +132,7 @@ Mapper = Callable[[State | None, tuple[int, bytes]], tuple[State, tuple[int, Sta
 
 
 def mapper(kind: str, cost_s: float) -> Mapper:
-    """The operator: a count and a sum per key, and the time that a tuple takes.
-
-    Example:
-        >>> count = mapper("count", 0.0)
-        >>> count((2, 50), (7, b""))
-        ((3, 57), (7, (3, 57)))
-    """
+    """The operator: a count and a sum per key, and the time that a tuple takes."""
 
     def count(state: State | None, row: tuple[int, bytes]) -> tuple[State, tuple[int, State]]:
         number, total = state or (0, 0)

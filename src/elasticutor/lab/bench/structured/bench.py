@@ -1,11 +1,9 @@
 """`elasticutor bench structured`: `elastic()` beside Spark's own APIs for state per key.
 
-The same rows, from the same files, on the same session: local, with as many partitions after an
-exchange as the elastic operator has cores. Queries run in turn, one at a time, round by round; in
-every other round in the opposite order. The cluster of the elastic executors is there only while
-an elastic query runs. What counts is the time of whole batches, from the trigger to the commit, as
-the query's own progress has it; the first batch, which starts processes and compiles plans, does
-not count.
+The same rows, from the same files, on the same local session, with as many partitions after an
+exchange as the elastic operator has cores. Queries run in turns, one at a time; the cluster of the
+elastic executors is there only for an elastic query. What counts is the time of whole batches, from
+the trigger to the commit, as the query's own progress has it; the first batch does not count.
 """
 
 from __future__ import annotations
@@ -13,31 +11,32 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from elasticutor.lab.bench import options
-from elasticutor.lab.bench.declare import Benchmark
-from elasticutor.lab.bench.figures import Figures, Table, figure
-from elasticutor.lab.bench.live import BadOptionError, Bench, scratch
-from elasticutor.lab.bench.operators import Count, CountBatches
-from elasticutor.lab.bench.structured.data import Files, write_files
+from elasticutor.lab.bench.declare import Benchmark, Figures, Table, figure
+from elasticutor.lab.bench.live import Bench, scratch
 from elasticutor.lab.bench.structured.figures import (
     ELASTIC,
     PASSTHROUGH,
     RIVALS,
     VECTORISED,
     Compared,
-    Ran,
     Runs,
     Small,
     Uniform,
 )
-from elasticutor.lab.bench.structured.stage import MeasuredStage, require_packages, spark_stage
-from elasticutor.lab.bench.work import Burn, Burning
-from elasticutor.lab.options import option
+from elasticutor.lab.bench.structured.stage import (
+    Files,
+    SparkStage,
+    require_packages,
+    spark_stage,
+    write_files,
+)
+from elasticutor.lab.bench.work import Burn, Burning, Count, CountBatches
+from elasticutor.lab.options import BadOptionError, option
 from elasticutor.operator import Operator
 from elasticutor.sources import Generator
 
@@ -54,20 +53,7 @@ _WARM_UP_ROWS, _SKEWED_WARM_UP_ROWS = 10_000, 1_000
 _SEED = 1
 
 
-class StructuredPart(StrEnum):
-    """What to measure."""
-
-    COUNT = "count"
-    SKEWED = "skewed"
-    UNIFORM = "uniform"
-    ALL = "all"
-
-
-class AnswersOption(StrEnum):
-    """What is answered."""
-
-    ROW = "row"
-    KEY = "key"
+Part = Literal["count", "skewed", "uniform", "all"]
 
 
 class StructuredFigures(Figures):
@@ -76,17 +62,14 @@ class StructuredFigures(Figures):
     setting: StructuredBench
     count: Compared | None = None
     small: Small | None = figure(omit_none=True, default=None)
-    """With the counts."""
     skewed: list[Compared] | None = None
-    """By size of the batches."""
     uniform: Uniform | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         setting, found = self.setting, super().as_dict()
         if self.count is not None:
             more = {"keys": setting.keys, "zipf": _ZIPF, "payload": setting.payload}
-            found["count"] = {**self.count.as_dict(), **more}
+            found["count"] = self.count.as_dict() | more
         if self.skewed is not None:
             # The smallest batches' figures on top, and all of them by their size.
             found["skewed"] = {
@@ -102,7 +85,6 @@ class StructuredFigures(Figures):
         return {**found, "sink": "noop", "state_store": "RocksDB"}
 
     def tables(self, title: str) -> Iterator[Table]:
-        """A table of what was compared in each part."""
         setting = self.setting
         if self.count is not None:
             rows = self.count.batch_rows
@@ -112,19 +94,9 @@ class StructuredFigures(Figures):
             yield one.table(f"{what}, batches of {one.batch_rows:,}")
 
     def remarks(self) -> Iterator[str]:
-        """What small batches take, and what balancing costs."""
         for part in (self.small, self.uniform):
             if part is not None:
                 yield from part.remarks()
-
-
-@dataclass(frozen=True, slots=True)
-class _Scene:
-    """Where queries run, where files go, and what shows it."""
-
-    stage: MeasuredStage
-    folder: Path
-    bench: Bench
 
 
 class StructuredBench(Benchmark):
@@ -137,13 +109,13 @@ class StructuredBench(Benchmark):
 
     about = ""
 
-    part: StructuredPart = option(StructuredPart.ALL, "What to measure.")
+    part: Part = option("all", "What to measure.")
     rows: int = option(1_000_000, "Rows to count.", min=1)
     batch_rows: int = option(100_000, "Rows of a batch of them.", min=2)
     keys: int = options.KEYS(10_000)
     payload: int = option(0, "Bytes carried along in each row.", min=0)
     seconds: float = options.SECONDS(
-        20.0, help="End a query that counts after so long.", min=0.1, key=""
+        20.0, help="End a query that counts after this many seconds.", min=0.1, key=""
     )
     dear_rows: int = option(80_000, "Rows that take CPU time, for the skewed part.", min=1)
     dear_batch_rows: list[int] | None = option(
@@ -156,8 +128,8 @@ class StructuredBench(Benchmark):
         1, help="Rounds of the other parts; figures are medians.", key="rounds"
     )
     cores: int = options.CORES(2, help="Of the elastic operator; partitions of the others.")
-    answers: AnswersOption = option(
-        AnswersOption.ROW,
+    answers: Literal["row", "key"] = option(
+        "row",
         "What Spark's own APIs answer: each row as elastic() does, or each key.",
         key="answers",
     )
@@ -179,15 +151,14 @@ class StructuredBench(Benchmark):
         """Rows of the batches of those that take CPU time, the smallest first."""
         return sorted(self.dear_batch_rows or (10_000, 40_000))
 
-    def has(self, part: StructuredPart) -> bool:
+    def has(self, part: Part) -> bool:
         """Whether a part is to be measured."""
-        return self.part in (part, StructuredPart.ALL)
+        return self.part in (part, "all")
 
     def check(self) -> None:
-        """Refuse rows that do not fill a batch, and a Spark that lacks packages."""
-        counts = self.has(StructuredPart.COUNT) or self.has(StructuredPart.UNIFORM)
+        counts = self.has("count") or self.has("uniform")
         largest = self.skewed_sizes[-1]
-        if self.has(StructuredPart.SKEWED) and self.dear_rows < largest:
+        if self.has("skewed") and self.dear_rows < largest:
             reason = f"{self.dear_rows:,} do not fill a batch of {largest:,}"
             raise BadOptionError("--dear-rows", reason)
         if counts and self.rows < self.batch_rows:
@@ -197,47 +168,45 @@ class StructuredBench(Benchmark):
         require_packages()
 
     def given(self) -> dict[str, Any]:
-        """The options that all parts share."""
         return {**super().given(), "slots": self.slots}
 
     def measure(self, bench: Bench) -> StructuredFigures:
-        """Each part that is to be measured."""
         bench.say("starting Spark")
         # The folder outlives Spark, whose processes write into it.
-        with scratch(self.folder) as place, spark_stage(self, place) as stage:
-            return self.on(stage, place, bench)
+        with scratch(self.folder) as place, spark_stage(self, place, bench) as stage:
+            return self.on(stage)
 
-    def on(self, stage: MeasuredStage, folder: Path, bench: Bench) -> StructuredFigures:
+    def on(self, stage: SparkStage) -> StructuredFigures:
         """The same where queries run already."""
-        scene, found = _Scene(stage, folder, bench), StructuredFigures(setting=self)
-        if self.has(StructuredPart.COUNT):
-            found.count = self._count(scene)
-            found.small = self._small(scene)
-        if self.has(StructuredPart.SKEWED):
-            found.skewed = [self._skewed(scene, rows) for rows in self.skewed_sizes]
-        if self.has(StructuredPart.UNIFORM):
-            found.uniform = self._uniform(scene)
+        found = StructuredFigures(setting=self)
+        if self.has("count"):
+            found.count = self._count(stage)
+            found.small = self._small(stage)
+        if self.has("skewed"):
+            found.skewed = [self._skewed(stage, rows) for rows in self.skewed_sizes]
+        if self.has("uniform"):
+            found.uniform = self._uniform(stage)
         return found
 
-    def _count(self, scene: _Scene) -> Compared:
-        scene.bench.say(f"writing {self.rows:,} rows")
-        folder = scene.folder / "count"
+    def _count(self, stage: SparkStage) -> Compared:
+        stage.bench.say(f"writing {self.rows:,} rows")
+        folder = stage.folder / "count"
         files = self._files(folder, self.rows, self.batch_rows, payload=self.payload)
-        scene.bench.say("count: once for the JVM to warm up")
-        scene.stage.run(PASSTHROUGH, files, most_s=self.seconds)
+        stage.bench.say("count: once for the JVM to warm up")
+        stage.run(PASSTHROUGH, files, most_s=self.seconds)
         operators = {ELASTIC: Count(), VECTORISED: CountBatches()}
-        runs = self._rounds(scene, "count", COUNTED, files, operators, self.seconds)
+        runs = self._rounds(stage, "count", COUNTED, files, operators, self.seconds)
         return Compared(runs=runs, batch_rows=files.batch_rows)
 
-    def _small(self, scene: _Scene) -> Small:
-        files = self._files(scene.folder / "small", _SMALL_ROWS * _SMALL_BATCHES, _SMALL_ROWS)
+    def _small(self, stage: SparkStage) -> Small:
+        files = self._files(stage.folder / "small", _SMALL_ROWS * _SMALL_BATCHES, _SMALL_ROWS)
         names, what = (PASSTHROUGH, ELASTIC), f"batches of {files.batch_rows}"
-        runs = self._rounds(scene, what, names, files, {ELASTIC: Count()}, self.seconds)
+        runs = self._rounds(stage, what, names, files, {ELASTIC: Count()}, self.seconds)
         return Small.of(runs, files.batch_rows)
 
-    def _skewed(self, scene: _Scene, batch_rows: int) -> Compared:
+    def _skewed(self, stage: SparkStage, batch_rows: int) -> Compared:
         files = self._files(
-            scene.folder / f"skewed-{batch_rows}",
+            stage.folder / f"skewed-{batch_rows}",
             self.dear_rows,
             batch_rows,
             zipf=_SKEWED_ZIPF,
@@ -245,33 +214,21 @@ class StructuredBench(Benchmark):
             warm_up_rows=_SKEWED_WARM_UP_ROWS,
         )
         cost_s = self.cost_ms / 1e3
-        work: dict[str, Operator | Burning] = {
-            **dict.fromkeys(RIVALS, Burning(cost_s)),
-            ELASTIC: Burn(cost_s),
-        }
-        runs = self._rounds(scene, f"skewed, batches of {batch_rows:,}", SKEWED, files, work)
+        work: dict[str, Operator | Burning] = dict.fromkeys(RIVALS, Burning(cost_s))
+        work[ELASTIC] = Burn(cost_s)
+        runs = self._rounds(stage, f"skewed, batches of {batch_rows:,}", SKEWED, files, work)
         return Compared(runs=runs, batch_rows=files.batch_rows)
 
-    def _uniform(self, scene: _Scene) -> Uniform:
-        folder = scene.folder / "uniform"
+    def _uniform(self, stage: SparkStage) -> Uniform:
+        folder = stage.folder / "uniform"
         files = self._files(folder, self.rows, self.batch_rows, zipf=0.0, payload=self.payload)
         found = Uniform(batch_rows=files.batch_rows)
-        with scene.stage.cluster() as cluster:
-
-            def run(balance: bool) -> Ran:
-                return scene.stage.run(
-                    ELASTIC,
-                    files,
-                    Count(),
-                    cluster=cluster,
-                    most_s=self.seconds,
-                    balance=balance,
-                )
-
-            scene.bench.say("uniform: once for the JVM to warm up")
+        with stage.cluster() as cluster:
+            run = partial(stage.run, ELASTIC, files, Count(), cluster=cluster, most_s=self.seconds)
+            stage.bench.say("uniform: once for the JVM to warm up")
             run(balance=True)
-            for _, balance in scene.bench.turns(self.pairs, (True, False), "uniform, pair"):
-                (found.balanced if balance else found.still).add(run(balance))
+            for _, balance in stage.bench.turns(self.pairs, (True, False), "uniform, pair"):
+                (found.balanced if balance else found.still).add(run(balance=balance))
         return found
 
     def _files(
@@ -281,19 +238,15 @@ class StructuredBench(Benchmark):
         batch_rows: int,
         *,
         zipf: float = _ZIPF,
-        payload: int = 0,
-        shuffle_rows: int | None = None,
         warm_up_rows: int = _WARM_UP_ROWS,
+        **more: Any,
     ) -> Files:
-        generator = Generator(
-            keys=self.keys, zipf=zipf, payload=payload, shuffle_rows=shuffle_rows, seed=_SEED
-        )
-        first = min(warm_up_rows, batch_rows)
-        return write_files(folder, generator, rows=rows, batch_rows=batch_rows, warm_up_rows=first)
+        generator = Generator(keys=self.keys, zipf=zipf, seed=_SEED, **{"payload": 0, **more})
+        return write_files(folder, generator, rows, batch_rows, min(warm_up_rows, batch_rows))
 
     def _rounds(
         self,
-        scene: _Scene,
+        stage: SparkStage,
         what: str,
         names: Sequence[str],
         files: Files,
@@ -302,10 +255,9 @@ class StructuredBench(Benchmark):
     ) -> dict[str, Runs]:
         """Each query once per round; elastic ones with a cluster that is there for them alone."""
         found = {name: Runs() for name in names}
-        for _, name in scene.bench.turns(self.repeat, names, f"{what}: {{side}}, round"):
+        for _, name in stage.bench.turns(self.repeat, names, f"{what}: {{side}}, round"):
             elastic = name in (ELASTIC, VECTORISED)
-            with scene.stage.cluster() if elastic else nullcontext() as cluster:
+            with stage.cluster() if elastic else nullcontext() as cluster:
                 operator = operators.get(name)
-                ran = scene.stage.run(name, files, operator, cluster=cluster, most_s=most_s)
-            found[name].add(ran)
+                found[name].add(stage.run(name, files, operator, cluster=cluster, most_s=most_s))
         return found

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from elasticutor.lab.bench.figures import (
+from elasticutor.lab.bench.declare import (
     Figures,
     Samples,
     Table,
     figure,
     grid,
     interval_as_dict,
+    median,
     percentiles,
     ratios,
     samples,
@@ -30,44 +30,26 @@ RIVALS = ("transformWithState", "transformWithStateInPandas", "applyInPandasWith
 
 
 @dataclass(frozen=True, slots=True)
-class TimedBatch:
-    """A micro-batch, as the query's progress has it."""
-
-    rows: int
-    ms: float
-    """From its trigger until it was committed."""
-
-
-@dataclass(frozen=True, slots=True)
 class Ran:
     """One run of one query: the batches that count."""
 
-    batches: tuple[TimedBatch, ...]
+    batches: tuple[tuple[int, float], ...]
+    """Rows of each, and milliseconds from its trigger until it was committed."""
 
     def __post_init__(self) -> None:
-        if not sum(batch.ms for batch in self.batches):
+        if not self.ms:
             hint = "give it more time or more rows"
             raise BenchError("query", "end a batch after the first", 0, hint)
 
     @property
+    def ms(self) -> float:
+        """What all batches take."""
+        return sum(ms for _, ms in self.batches)
+
+    @property
     def rows(self) -> int:
         """How many it saw."""
-        return sum(batch.rows for batch in self.batches)
-
-    @property
-    def rows_s(self) -> float:
-        """Rows per second, over whole batches.
-
-        Example:
-            >>> Ran((TimedBatch(1000, 400), TimedBatch(1000, 100))).rows_s
-            4000.0
-        """
-        return self.rows / sum(batch.ms for batch in self.batches) * 1e3
-
-    @property
-    def batch_ms(self) -> float:
-        """What a batch takes, as a median."""
-        return float(np.median([batch.ms for batch in self.batches]))
+        return sum(rows for rows, _ in self.batches)
 
 
 class Runs(Figures):
@@ -85,21 +67,19 @@ class Runs(Figures):
 
     @classmethod
     def of(cls, *runs: Ran) -> Runs:
-        """Some runs."""
         found = cls()
         for ran in runs:
             found.add(ran)
         return found
 
     def add(self, ran: Ran) -> None:
-        """One more run."""
-        self.rows_s.append(ran.rows_s)
-        self.batch_ms.append(ran.batch_ms)
-        self.batches_ms += [batch.ms for batch in ran.batches]
+        times_ms = [ms for _, ms in ran.batches]
+        self.rows_s.append(ran.rows / ran.ms * 1e3)
+        self.batch_ms.append(statistics.median(times_ms))
+        self.batches_ms += times_ms
         self.rows.append(ran.rows)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         return {**super().as_dict(), "batches": len(self.batches_ms)}
 
 
@@ -113,7 +93,7 @@ class Compared(Figures):
     def best_rival(self) -> str:
         """Which of Spark's own APIs was the fastest."""
         rivals = (name for name in RIVALS if name in self.runs)
-        return max(rivals, key=lambda name: self.runs[name].spread("rows_s").median)
+        return max(rivals, key=lambda name: median(self.runs[name].rows_s))
 
     def ratio(self, one: str, other: str) -> Samples:
         """One query's rows per second over another's, by rounds."""
@@ -132,9 +112,9 @@ class Compared(Figures):
 
     def table(self, title: str) -> Table:
         """A row for each query."""
-        best = self.runs[self.best_rival].spread("rows_s").median
+        best = median(self.runs[self.best_rival].rows_s)
         for runs in self.runs.values():
-            runs.of_best = runs.spread("rows_s").median / best
+            runs.of_best = median(runs.rows_s) / best
         return grid(title, "query", self.runs)
 
 
@@ -161,10 +141,8 @@ class Small(Figures):
         )
 
     def remarks(self) -> Iterator[str]:
-        """Our share."""
-        own = self.spread("own_ms").median
-        than = "longer than those that pass through"
-        yield f"batches of {self.batch_rows} rows: {own:.0f} ms {than}"
+        own = f"{median(self.own_ms):.0f} ms longer than those that pass through"
+        yield f"batches of {self.batch_rows} rows: {own}"
 
 
 class Uniform(Figures):
@@ -180,13 +158,11 @@ class Uniform(Figures):
         return ratios(self.balanced.rows_s, self.still.rows_s)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`."""
         found = [round(one, 4) for one in self.ratios]
         uniform = {**super().as_dict(), "ratios": found, "pairs": len(found)}
         return {**interval_as_dict("uniform_ratio", self.ratios), "uniform": uniform}
 
     def remarks(self) -> Iterator[str]:
-        """What balancing costs."""
         ratio, low, high = with_interval(self.ratios)
         yield (
             f"uniform keys, {len(self.ratios)} pairs: with balancing {ratio:.3f} of the rows per "

@@ -6,24 +6,19 @@ Modules of benchmarks are imported when their commands are looked at: some need 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.table import Table
 from typer.core import TyperGroup
 
-from elasticutor.cli.output import err, note, out, print_json
+from elasticutor.cli.output import INTERRUPTED, err, note, out, print_json, print_table
 from elasticutor.lab.cli.declared import command_of
 
 if TYPE_CHECKING:
-    from elasticutor.lab.bench.declare import Benchmark
-    from elasticutor.lab.bench.figures import Figures
+    from elasticutor.lab.bench.declare import Benchmark, Figures
     from elasticutor.lab.bench.live import Bench
 
-_INTERRUPTED = 130
 _PLACE = "elasticutor.lab.bench."
 _BENCHMARKS = {
     "core": "alone.core.CoreBench",
@@ -72,41 +67,23 @@ def _root() -> None:
 
 
 def _run(benchmark: Benchmark, as_json: bool) -> None:
-    from elasticutor.lab.bench.live import BadOptionError, InterruptedBenchError
+    from elasticutor.lab.bench.live import Bench, InterruptedBenchError
 
     try:
-        with _bench() as bench:
+        with err.status("starting") as status:
+            bench = Bench(status.update if err.is_terminal else note, status.update, note)
             benchmark.check()
             found = benchmark.measure(bench)
-    except BadOptionError as error:
-        raise typer.BadParameter(str(error), None, None, error.option) from None
     except InterruptedBenchError as interrupted:
         note(str(interrupted))
         _print(benchmark, interrupted.found, bench, as_json)
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
     except KeyboardInterrupt:
         note("interrupted; everything that was started has been stopped")
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
     _print(benchmark, found, bench, as_json)
     if found.failed:
         raise typer.Exit(1)
-
-
-@contextmanager
-def _bench() -> Iterator[Bench]:
-    """Progress on standard error: one line that changes, if that is a terminal."""
-    from elasticutor.lab.bench.live import Bench
-
-    status = err.status("starting")
-
-    def progress(what: str) -> None:
-        if err.is_terminal:
-            status.update(what)
-        else:
-            note(what)
-
-    with status:
-        yield Bench(progress, status.update, note)
 
 
 def _print(benchmark: Benchmark, found: Figures, bench: Bench, as_json: bool) -> None:
@@ -114,12 +91,7 @@ def _print(benchmark: Benchmark, found: Figures, bench: Bench, as_json: bool) ->
         print_json(benchmark.as_dict(found, bench))
     else:
         for shown in found.tables(benchmark.title()):
-            table = Table(*shown.columns, title=shown.title)
-            for column in table.columns[1:]:
-                column.justify = "right"
-            for row in shown.rows:
-                table.add_row(*row)
-            out.print(table)
+            print_table(shown.title, shown.columns, shown.rows)
         for remark in found.remarks():
             out.print(remark)
         reference = bench.machine.as_dict()["reference_us"]

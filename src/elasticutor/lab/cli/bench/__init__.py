@@ -1,1 +1,0 @@
-"""`elasticutor bench …`: a command per benchmark."""
