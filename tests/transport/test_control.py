@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import dataclasses
 import functools
 import math
 import os
@@ -11,7 +12,6 @@ import pickle
 import subprocess
 import sys
 import tracemalloc
-from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.transport.wire_rig import (
     CONTROL,
     as_shipped,
@@ -33,6 +34,7 @@ from tests.transport.wire_rig import (
 
 from elasticutor.core.measure.latency import BUCKETS, LatencyHistogram
 from elasticutor.core.measure.metrics import Meter
+from elasticutor.core.message import Message
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
@@ -143,7 +145,7 @@ def test_a_measurement_comes_back_with_shards_and_latencies() -> None:
 def test_many_rows_of_a_shard_arrive_as_they_are() -> None:
     for rows in (2**16 - 1, 2**16, 2**32, 2**62):
         shard_rows = np.array([rows, 0])
-        metrics = replace(
+        metrics = dataclasses.replace(
             measured().metrics, shard_rows=shard_rows, shard_seconds=np.zeros(2), state_bytes=rows
         )
         after = back(replace(measured(), metrics=metrics))
@@ -221,8 +223,7 @@ def test_a_value_that_holds_itself_is_not_sent() -> None:
 # Messages that are not the system's own -----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Guest:
+class Guest(Message):
     """A message of a test."""
 
     number: int
@@ -431,9 +432,7 @@ def test_a_small_message_takes_little_memory_whatever_it_says(frame: bytes) -> N
 # Fuzzing ------------------------------------------------------------------------------------------
 
 NAMES = st.sampled_from(sorted(control._BY_NAME))
-FIELDS = st.sampled_from(
-    sorted({name for kind in CONTROL for name in getattr(kind, "__dataclass_fields__", {})})
-)
+FIELDS = st.sampled_from(sorted({name for kind in CONTROL for name in kind.__struct_fields__}))
 wild = st.recursive(
     st.none()
     | st.booleans()

@@ -7,12 +7,12 @@ the protocol rests on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from elasticutor.core.executor.batch import Part
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.ids import (
     Attempt,
     ChunkId,
@@ -40,8 +40,7 @@ class Dispatch(msgspec.Struct, eq=False):
     parts: list[Part]
 
 
-@dataclass(frozen=True, slots=True)
-class WriteShard:
+class WriteShard(Message):
     """Let the task write what it has changed in the shard, and go on working on it.
 
     Answered by `ShardWritten`, when it suits the task: the shard's tuples flow meanwhile, and the
@@ -53,8 +52,7 @@ class WriteShard:
     shard: ShardId
 
 
-@dataclass(frozen=True, slots=True)
-class SendLabel:
+class SendLabel(Message):
     """Let the task be done with the shard: tuples of it that are not begun come back.
 
     Answered by `LabelReached`, before the next tuple.
@@ -65,8 +63,7 @@ class SendLabel:
     shard: ShardId
 
 
-@dataclass(frozen=True, slots=True)
-class FlushTask:
+class FlushTask(Message):
     """Let the task write everything it changed in the epoch to the store, while it works on."""
 
     task: TaskId
@@ -74,8 +71,7 @@ class FlushTask:
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class ResetTask:
+class ResetTask(Message):
     """Let the task forget what it has cached: the attempt it was for is given up."""
 
     task: TaskId
@@ -85,8 +81,7 @@ class ResetTask:
 # To a node ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class OpenStore:
+class OpenStore(Message):
     """Have an empty store for this executor on the node."""
 
     node: NodeId
@@ -94,24 +89,21 @@ class OpenStore:
     committed: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class StartTask:
+class StartTask(Message):
     """Start a task's process on the node; answered by `TaskStarted`."""
 
     node: NodeId
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class EndTask:
+class EndTask(Message):
     """End the task's process: it has no shards and nothing to do."""
 
     node: NodeId
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class OpenShard:
+class OpenShard(Message):
     """Make ready to take the shard's state from another node."""
 
     node: NodeId
@@ -119,8 +111,7 @@ class OpenShard:
     shard: ShardId
 
 
-@dataclass(frozen=True, slots=True)
-class CopyShard:
+class CopyShard(Message):
     """Send a copy of the shard's state, and note from now on which keys change."""
 
     node: NodeId
@@ -129,8 +120,7 @@ class CopyShard:
     destination: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class SendRest:
+class SendRest(Message):
     """Send what changed in the shard since the copy; there always was one."""
 
     node: NodeId
@@ -139,8 +129,7 @@ class SendRest:
     destination: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreShard:
+class RestoreShard(Message):
     """Fetch the shard's state of the epoch from the checkpoint."""
 
     node: NodeId
@@ -149,16 +138,14 @@ class RestoreShard:
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class DropShard:
+class DropShard(Message):
     """Forget the shard's state: another node has it all."""
 
     node: NodeId
     shard: ShardId
 
 
-@dataclass(frozen=True, slots=True)
-class PersistIncrement:
+class PersistIncrement(Message):
     """Make durable what these shards changed in the epoch.
 
     The node takes its snapshot when the instruction reaches it, and writes beside the processing:
@@ -171,16 +158,14 @@ class PersistIncrement:
     shards: tuple[ShardId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CommitStore:
+class CommitStore(Message):
     """Fold everything up to the epoch into the committed level."""
 
     node: NodeId
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class RollBackStore:
+class RollBackStore(Message):
     """Return to the state of epoch `base`, keep these shards and no others."""
 
     node: NodeId
@@ -192,8 +177,7 @@ class RollBackStore:
 # To an upstream ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class GrantCredit:
+class GrantCredit(Message):
     """The upstream may send up to this many bytes, counted from the attempt's start."""
 
     upstream: Peer
@@ -213,8 +197,7 @@ class Emit(msgspec.Struct):
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class EmitMarker:
+class EmitMarker(Message):
     """All outputs of the epoch for this destination have been sent."""
 
     destination: Peer
@@ -225,15 +208,13 @@ class EmitMarker:
 # To the coordinator ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ReportReady:
+class ReportReady(Message):
     """The state of the attempt's base is in place, tuples are welcome."""
 
     attempt: Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class ReportPrepared:
+class ReportPrepared(Message):
     """The epoch is durable here; it is kept and not yet committed."""
 
     attempt: Attempt
@@ -242,8 +223,7 @@ class ReportPrepared:
     """What the nodes said of their increments, for the manifest."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportFailure:
+class ReportFailure(Message):
     """The attempt cannot go on: what it did since its last epoch is lost in part."""
 
     attempt: Attempt
@@ -253,8 +233,7 @@ class ReportFailure:
 # For the record ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ReportMove:
+class ReportMove(Message):
     """A shard has moved; times as the paper's figures 8 and 9 split them."""
 
     move: MoveId
@@ -273,8 +252,7 @@ class ReportMove:
     """Bytes sent while it was held."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportSealed:
+class ReportSealed(Message):
     """All tuples of an epoch are processed, and what they changed is in the stores."""
 
     attempt: Attempt
@@ -287,8 +265,7 @@ class ReportSealed:
     """The longest that this kept a task from its tuples at a time: what is felt of the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportHotShards:
+class ReportHotShards(Message):
     """These shards fill a core each, alone: no further core can help them."""
 
     shards: tuple[ShardId, ...]

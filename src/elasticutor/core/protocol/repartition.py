@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from elasticutor.core.executor.balancing import plan_reassignments
 from elasticutor.core.measure.load import FloatArray
+from elasticutor.core.message import Message
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import MoveId, NodeId, Peer, ShardId, TaskId
@@ -36,8 +37,7 @@ from elasticutor.errors import BadValueError, OutOfOrderError, UnknownShardError
 # From the repartitioner ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PauseUpstream:
+class PauseUpstream(Message):
     """Send nothing more; answered by `UpstreamPaused`."""
 
     upstream: Peer
@@ -46,8 +46,7 @@ class PauseUpstream:
     """Whose table is to change, where an upstream has several."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainExecutor:
+class DrainExecutor(Message):
     """Process this many tuples since the start, and their outputs; by `ExecutorDrained`."""
 
     executor: Peer
@@ -55,8 +54,7 @@ class DrainExecutor:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseShards:
+class ReleaseShards(Message):
     """Write the state of these shards to the node's store and forget it; by `ShardsReleased`."""
 
     executor: Peer
@@ -64,8 +62,7 @@ class ReleaseShards:
     shards: tuple[ShardId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateTable:
+class UpdateTable(Message):
     """These shards belong to these executors from now on; go on sending. By `TableUpdated`."""
 
     upstream: Peer
@@ -74,8 +71,7 @@ class UpdateTable:
     operator: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportRound:
+class ReportRound(Message):
     """For the record: a round is over."""
 
     round: int
@@ -107,8 +103,7 @@ Order = (
 # From an executor that drains, to its destinations ------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ConfirmOutputs:
+class ConfirmOutputs(Message):
     """Say that you have taken in all outputs before this, by `OutputsTaken`.
 
     It goes the way of the outputs, behind them.
@@ -122,8 +117,7 @@ class ConfirmOutputs:
 # The answers --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamPaused:
+class UpstreamPaused(Message):
     """Nothing more comes from this upstream; how many tuples it has sent to each executor."""
 
     upstream: Peer
@@ -132,32 +126,28 @@ class UpstreamPaused:
     operator: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorDrained:
+class ExecutorDrained(Message):
     """All that was sent to the executor is processed, and its destinations have the outputs."""
 
     executor: Peer
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class OutputsTaken:
+class OutputsTaken(Message):
     """The destination has taken in whatever the executor had sent; for the executor itself."""
 
     destination: Peer
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShardsReleased:
+class ShardsReleased(Message):
     """The shards' state is in the node's store."""
 
     executor: Peer
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class TableUpdated:
+class TableUpdated(Message):
     """The upstream sends by the new table."""
 
     upstream: Peer

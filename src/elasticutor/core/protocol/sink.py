@@ -19,10 +19,10 @@ after it; everything else happens a few times in each epoch.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from elasticutor.core.executor.credits import InputCredits
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.coordinator import (
     BeginAttempt,
     CommitEpoch,
@@ -35,8 +35,7 @@ from elasticutor.core.protocol.repartition import ConfirmOutputs, OutputsTaken
 from elasticutor.errors import OutOfOrderError
 
 
-@dataclass(frozen=True, slots=True)
-class WriteHeld:
+class WriteHeld(Message):
     """Write tuples that were held; followed by `SinkSide.written`, as for all others."""
 
     upstream: Peer
@@ -45,24 +44,21 @@ class WriteHeld:
     content: Any
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareOutput:
+class PrepareOutput(Message):
     """Make safe what is written in the epoch; answered by `SinkSide.prepared`."""
 
     attempt: Attempt
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class CommitOutput:
+class CommitOutput(Message):
     """Show the output that this note is of; it may be seen already."""
 
     epoch: Epoch
     note: Any
 
 
-@dataclass(frozen=True, slots=True)
-class AbortOutput:
+class AbortOutput(Message):
     """Drop all output that was not committed, prepared or not."""
 
 

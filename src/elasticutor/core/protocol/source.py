@@ -20,10 +20,10 @@ takes no further call. It asks `outputs.blocked` whether it may go on.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from elasticutor.core.executor.emitter import Emitter
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.coordinator import (
     CommitEpoch,
     EndEpoch,
@@ -34,23 +34,20 @@ from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.core.protocol.instructions import Emit, EmitMarker
 
 
-@dataclass(frozen=True, slots=True)
-class ReadFrom:
+class ReadFrom(Message):
     """Forget the reader and all that it has read; greet the destinations, and read from here."""
 
     offset: Any
     """None: from the beginning."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommitOffset:
+class CommitOffset(Message):
     """Tell the reader that it is never asked again for what is before this offset."""
 
     offset: Any
 
 
-@dataclass(frozen=True, slots=True)
-class ReportExhausted:
+class ReportExhausted(Message):
     """Everything is read and cut."""
 
     attempt: Attempt

@@ -9,13 +9,12 @@ learn that address alone, and the newcomer learns all that it needs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.ids import Peer
 
 
-@dataclass(frozen=True, slots=True)
-class Introduction:
+class Introduction(Message):
     """Tell some participants where some others are."""
 
     receivers: tuple[Peer, ...]

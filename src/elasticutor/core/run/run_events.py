@@ -7,9 +7,9 @@ The answers of participants to an attempt or an epoch are the coordinator's even
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.coordinator import (
     ParticipantFailed,
     ParticipantPrepared,
@@ -20,23 +20,19 @@ from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, TaskId
 # What the user wants -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartAsked:
+class StartAsked(Message):
     """Start all participants."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainAsked:
+class DrainAsked(Message):
     """Let the sources stop, and everything that they have sent be processed."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndAsked:
+class EndAsked(Message):
     """End every process of the run, whatever is under way."""
 
 
-@dataclass(frozen=True, slots=True)
-class CoresAsked:
+class CoresAsked(Message):
     """An executor should have these cores from now on."""
 
     who: Peer
@@ -48,15 +44,13 @@ class CoresAsked:
 # What comes up -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NodeJoined:
+class NodeJoined(Message):
     """A node is up."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class HostUp:
+class HostUp(Message):
     """A host of sources and sinks is up."""
 
     number: int
@@ -64,8 +58,7 @@ class HostUp:
     """Beside which nodes the one before it was, in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParticipantUp:
+class ParticipantUp(Message):
     """A process of a participant is up."""
 
     who: Peer
@@ -74,16 +67,14 @@ class ParticipantUp:
     """Handed back with `Connect`."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchesFlow:
+class BatchesFlow(Message):
     """The query that drives the batches of this run can feed it."""
 
 
 # What is lost ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessLost:
+class ProcessLost(Message):
     """A process has ended that should not have: of a participant, or of one of its tasks."""
 
     who: Peer
@@ -92,8 +83,7 @@ class ProcessLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLeft:
+class NodeLeft(Message):
     """A node is gone, with everything on it."""
 
     node: NodeId
@@ -102,54 +92,47 @@ class NodeLeft:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class HostLost:
+class HostLost(Message):
     """A host of sources and sinks has ended."""
 
     number: int
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class HostsLost:
+class HostsLost(Message):
     """The job that runs hosts of sources and sinks has ended."""
 
     numbers: tuple[int, ...]
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class MessageLost:
+class MessageLost(Message):
     """A message to the driver is lost, and with it what it said."""
 
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterGone:
+class ClusterGone(Message):
     """The cluster has stopped, and with it every process of the run."""
 
 
 # What goes wrong ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFailed:
+class ProcessFailed(Message):
     """A participant, or one of its tasks, says that it cannot go on."""
 
     who: str
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class RunFailed:
+class RunFailed(Message):
     """Something is wrong with the run as a whole."""
 
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class AnswersLate:
+class AnswersLate(Message):
     """Answers to something else than an attempt or an epoch are late."""
 
     missing: tuple[Peer, ...]
@@ -157,8 +140,7 @@ class AnswersLate:
     """What has not come although the participants were asked why; None: ask them."""
 
 
-@dataclass(frozen=True, slots=True)
-class WaitExplained:
+class WaitExplained(Message):
     """An executor says why it waits."""
 
     who: Peer
@@ -168,8 +150,7 @@ class WaitExplained:
 # How it goes on ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class EpochStored:
+class EpochStored(Message):
     """A manifest that was ordered is durable, or could not be written."""
 
     epoch: Epoch
@@ -179,35 +160,30 @@ class EpochStored:
     error: Exception | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SourceExhausted:
+class SourceExhausted(Message):
     """A source has sent everything that it will ever have."""
 
     who: Peer
     attempt: Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class ShardsSettled:
+class ShardsSettled(Message):
     """No shard is on its way between executors."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParticipantRested:
+class ParticipantRested(Message):
     """Nothing of a participant is under way: no move of an executor, no publishing of a sink."""
 
     who: Peer
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceCleared:
+class PlaceCleared(Message):
     """Nothing of the run is left on a node or in a host."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(Message):
     """Time has passed."""
 
 

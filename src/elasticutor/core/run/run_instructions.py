@@ -7,9 +7,9 @@ them as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.coordinator import Order
 from elasticutor.core.protocol.events import NodeLost, TaskLost
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
@@ -20,8 +20,7 @@ from elasticutor.core.scheduler.placement import Placement
 # Processes ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartMain:
+class StartMain(Message):
     """Start an executor's main process."""
 
     who: Peer
@@ -29,16 +28,14 @@ class StartMain:
     placed: Placement
 
 
-@dataclass(frozen=True, slots=True)
-class StartOnHost:
+class StartOnHost(Message):
     """Let a host start some sources and sinks, each with its life."""
 
     number: int
     ends: tuple[tuple[Peer, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DropLife:
+class DropLife(Message):
     """A participant is lost: end what is left of it, and forget where it was."""
 
     who: Peer
@@ -48,22 +45,19 @@ class DropLife:
     """That of a source or a sink, if it is up."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestartHosts:
+class RestartHosts(Message):
     """Start hosts of sources and sinks again."""
 
     numbers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DismissHost:
+class DismissHost(Message):
     """Let a host end that has come up after the run."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndProcesses:
+class EndProcesses(Message):
     """Let everything of the run end, on all nodes and in these hosts."""
 
     hosts: tuple[int, ...]
@@ -75,54 +69,47 @@ class EndProcesses:
 # What participants learn -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(Message):
     """A participant can be sent to, at this address."""
 
     who: Peer
     address: Any
 
 
-@dataclass(frozen=True, slots=True)
-class IntroduceNodes:
+class IntroduceNodes(Message):
     """Tell some executors where some nodes are."""
 
     receivers: tuple[Peer, ...]
     nodes: tuple[NodeId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReportLoss:
+class ReportLoss(Message):
     """Tell an executor what it has lost."""
 
     who: Peer
     lost: TaskLost | NodeLost
 
 
-@dataclass(frozen=True, slots=True)
-class AssignCores:
+class AssignCores(Message):
     """Tell an executor which cores it should have."""
 
     who: Peer
     cores: Mapping[NodeId, int]
 
 
-@dataclass(frozen=True, slots=True)
-class StopSending:
+class StopSending(Message):
     """Let a source send nothing more of its own."""
 
     who: Peer
 
 
-@dataclass(frozen=True, slots=True)
-class AskToRest:
+class AskToRest(Message):
     """Ask a participant to say when nothing of it is under way."""
 
     who: Peer
 
 
-@dataclass(frozen=True, slots=True)
-class AskWhy:
+class AskWhy(Message):
     """Ask silent executors why they wait."""
 
     whom: tuple[Peer, ...]
@@ -131,62 +118,53 @@ class AskWhy:
 # The run -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartBatches:
+class StartBatches(Message):
     """All executors of a query are up: let it feed them."""
 
 
-@dataclass(frozen=True, slots=True)
-class DiscardUncommitted:
+class DiscardUncommitted(Message):
     """An attempt begins: what was collected and not committed comes again."""
 
     attempt: Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class KeepCommitted:
+class KeepCommitted(Message):
     """What was collected up to this epoch counts."""
 
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class CountCores:
+class CountCores(Message):
     """Some executor should have other cores than before."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteJournal:
+class WriteJournal(Message):
     """Write an event down."""
 
     kind: str
     fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class EnterPhase:
+class EnterPhase(Message):
     """The run is in another phase."""
 
     phase: RunPhase
 
 
-@dataclass(frozen=True, slots=True)
-class Wake:
+class Wake(Message):
     """Something is due: let time pass until then."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class CloseRun:
+class CloseRun(Message):
     """Nothing of the run is left: give back what it had."""
 
     seconds: float
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class IgnoreMessage:
+class IgnoreMessage(Message):
     """A message came too late, or never should have."""
 
     reason: str

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+from msgspec.structs import replace
 
 from elasticutor.core.executor.batch import Part, divided
 from elasticutor.core.executor.credits import InputCredits

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.measure.load import FloatArray
 from elasticutor.core.measure.metrics import ExecutorMetrics
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, ShardId, TaskId
 from elasticutor.transport.channels import Endpoint
 
 # From participants --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
+class Registered(Message):
     """A participant is up, at this endpoint."""
 
     run: str
@@ -26,8 +27,7 @@ class Registered:
     life: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(Message):
     """An executor's report, or a source's or a sink's answer to the coordinator."""
 
     run: str
@@ -36,8 +36,7 @@ class Said:
     """Another message."""
 
 
-@dataclass(frozen=True, slots=True)
-class MoveRefused:
+class MoveRefused(Message):
     """An executor's report: it refuses to move a shard."""
 
     shard: ShardId
@@ -45,13 +44,11 @@ class MoveRefused:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rested:
+class Rested(Message):
     """The answer to `Rest`: the last move is done, or a sink has published everything."""
 
 
-@dataclass(frozen=True, slots=True)
-class Exhausted:
+class Exhausted(Message):
     """A source has reached its end."""
 
     run: str
@@ -59,8 +56,7 @@ class Exhausted:
     attempt: Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Message):
     """A participant, or one of its tasks, cannot go on."""
 
     run: str
@@ -72,8 +68,7 @@ class Failed:
     """The same in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSeen:
+class TaskSeen(Message):
     """A task, as its main process sees it."""
 
     node: NodeId
@@ -84,8 +79,7 @@ class TaskSeen:
     pid: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Staff:
+class Staff(Message):
     """The tasks of an executor; sent whenever one comes or goes."""
 
     run: str
@@ -97,8 +91,7 @@ class Staff:
     """How long the change took, from the grant or the taking of the core."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(Message):
     """What an executor measured since the last time."""
 
     run: str
@@ -109,8 +102,7 @@ class Measured:
     """Messages that were malformed or out of place, since it started."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceMeasured:
+class SourceMeasured(Message):
     """What a source task sent since the last time."""
 
     run: str
@@ -122,12 +114,11 @@ class SourceMeasured:
     """How far what it sends now is behind the time at which it was due."""
     rate: float | None = None
     """Rows per second that it would send, if known; infinity for all it has at once."""
-    routed: Mapping[Peer, int] = field(default_factory=dict)
+    routed: Mapping[Peer, int] = msgspec.field(default_factory=dict)
     """The number of rows for each executor."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShardLoadsMeasured:
+class ShardLoadsMeasured(Message):
     """The load of every shard of an executor, in cores, where upstreams hold the table."""
 
     run: str
@@ -135,8 +126,7 @@ class ShardLoadsMeasured:
     loads: FloatArray
 
 
-@dataclass(frozen=True, slots=True)
-class SinkMeasured:
+class SinkMeasured(Message):
     """Rows that a sink took in since the last time, and their latencies."""
 
     run: str
@@ -146,8 +136,7 @@ class SinkMeasured:
     latency: LatencyHistogram
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
+class Collected(Message):
     """A batch of a memory sink, on its way to the driver."""
 
     run: str
@@ -159,8 +148,7 @@ class Collected:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Recount:
+class Recount(Message):
     """Why an executor waits, in words; the answer to `Explain`."""
 
     run: str
@@ -171,8 +159,7 @@ class Recount:
 # From nodes ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NodeUp:
+class NodeUp(Message):
     """A node offers its cores."""
 
     node: NodeId
@@ -193,23 +180,20 @@ class NodeUp:
     """How the last node of this slot ended, if known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alive:
+class Alive(Message):
     """A node is alive."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class NodeGone:
+class NodeGone(Message):
     """A node's process has ended; sent by its host."""
 
     node: NodeId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessEnded:
+class ProcessEnded(Message):
     """A process that the node had started has ended unasked."""
 
     node: NodeId
@@ -223,8 +207,7 @@ class ProcessEnded:
     life: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StateRead:
+class StateRead(Message):
     """The answer to `ReadState`: keys and values as the store has them."""
 
     node: NodeId
@@ -234,8 +217,7 @@ class StateRead:
     items: tuple[tuple[bytes, bytes], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnded:
+class RunEnded(Message):
     """Nothing of the run is left on the node."""
 
     node: NodeId
@@ -245,8 +227,7 @@ class RunEnded:
 # From hosts of sources and sinks ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class EndsHostUp:
+class EndsHostUp(Message):
     """A process that can start sources and sinks of a run is up."""
 
     run: str

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.ids import Peer
 from elasticutor.core.protocol.keeper import SendSlice
 from elasticutor.transport.channels import Endpoint
@@ -12,8 +12,7 @@ from elasticutor.transport.channels import Endpoint
 # To nodes -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartExecutor:
+class StartExecutor(Message):
     """Start the main process of an elastic executor."""
 
     run: str
@@ -23,8 +22,7 @@ class StartExecutor:
     """Counted from 0: each successor of a lost executor is another life."""
 
 
-@dataclass(frozen=True, slots=True)
-class DropExecutor:
+class DropExecutor(Message):
     """End the tasks and remove the store that earlier lives of an executor have left here."""
 
     run: str
@@ -33,8 +31,7 @@ class DropExecutor:
     """The first life that stays."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToNode:
+class ToNode(Message):
     """An instruction of an executor to a node: for its store, or about a task's process."""
 
     run: str
@@ -51,8 +48,7 @@ class ToNode:
     life: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ForStore:
+class ForStore(Message):
     """An instruction of the driver to a node, for a store that several executors share."""
 
     run: str
@@ -60,8 +56,7 @@ class ForStore:
     order: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(Message):
     """Some of a shard's state, from node to node."""
 
     run: str
@@ -71,8 +66,7 @@ class Slice:
     piece: SendSlice
 
 
-@dataclass(frozen=True, slots=True)
-class ReadState:
+class ReadState(Message):
     """Send all of an operator's state that is on this node to the driver."""
 
     run: str
@@ -80,29 +74,25 @@ class ReadState:
     ask: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndRun:
+class EndRun(Message):
     """End every process of a run, after a grace period, and remove its state."""
 
     run: str
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(Message):
     """The driver is alive; sent at intervals, and answered by `Alive`."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndNode:
+class EndNode(Message):
     """The cluster is over."""
 
 
 # To hosts of sources and sinks --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartEnd:
+class StartEnd(Message):
     """Start a task of a source, or a sink."""
 
     kind: str
@@ -111,15 +101,13 @@ class StartEnd:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StartEnds:
+class StartEnds(Message):
     """Start these sources and sinks."""
 
     ends: tuple[StartEnd, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class KillEnd:
+class KillEnd(Message):
     """Kill a source or sink that does not answer."""
 
     who: Peer
