@@ -15,6 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Protocol, TypeVar
 
 from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.run import run_events as ev
 from elasticutor.core.run.phases import RunPhase
 from elasticutor.driver.supervisor import Supervisor
 from elasticutor.errors import ElasticutorError, ProtocolError
@@ -177,7 +178,8 @@ class DriverLoop:
         self.mail.forget(_node(node))
         self._introduce()
         for run in list(self.runs.values()):
-            run.node_lost(node, seen.slot if seen is not None else str(node), reason)
+            slot = seen.slot if seen is not None else str(node)
+            run.decide(ev.NodeLeft(node, slot, reason))
         with self.changed:
             self.changed.notify_all()
 
@@ -217,13 +219,13 @@ class DriverLoop:
             os.close(self._wake_reading)
             os.close(self._wake_writing)
             for run in self.runs.values():
-                run.abandon()
+                run.decide(ev.ClusterGone())
 
     def _fail_all(self, error: ProtocolError) -> None:
         """Act on a lost message to the driver: it may have been of any run."""
         self.mail.excuse()
         for run in list(self.runs.values()):
-            run.message_lost(error)
+            run.decide(ev.MessageLost(error))
 
     def _make_calls(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -290,7 +292,7 @@ class DriverLoop:
                     run.take(message)
                 except Exception as error:  # a bug, or a lie: it must not take other runs along
                     log.exception("handling %s failed", type(message).__name__)
-                    run.fail(error)
+                    run.decide(ev.RunFailed(error))
 
     def _send_home(self, host: say.EndsHostUp) -> None:
         """Let a host of sources and sinks end that has come up after its run."""
@@ -320,7 +322,7 @@ class DriverLoop:
         self.send_node(node, say.Beat())
         self._introduce()
         for run in list(self.runs.values()):
-            run.node_joined(node)
+            run.decide(ev.NodeJoined(node))
         with self.changed:
             self.changed.notify_all()
 

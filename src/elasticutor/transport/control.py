@@ -43,8 +43,8 @@ def dumps(message: Message) -> bytes:
         BadValueError: It is no control message, or holds something that cannot travel.
 
     Example:
-        >>> loads(memoryview(dumps(to_participants.SetCores({"n0": 2}))))
-        SetCores(wanted={'n0': 2})
+        >>> loads(memoryview(dumps(coordinator.AssignCores("count.0", {"n0": 2}))))
+        AssignCores(who='count.0', cores={'n0': 2})
     """
     form = _FORMS.get(type(message))
     if form is None:

@@ -1,11 +1,14 @@
-"""What tasks, executors and the checkpoint tell `core.protocol.batches`, and what it orders."""
+"""What tasks and the checkpoint tell `core.protocol.batches`, and what it orders."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from elasticutor.core.message import Message
-from elasticutor.core.protocol.coordinator import BeginAttempt, WriteManifest
+from elasticutor.core.protocol.coordinator import (
+    BeginAttempt,
+    ParticipantPrepared,
+    ParticipantReady,
+    WriteManifest,
+)
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 
 
@@ -49,22 +52,6 @@ class WentBack(Message):
     attempt: Attempt
 
 
-class ExecutorReady(Message):
-    """An executor is at the attempt's base, and takes tuples."""
-
-    who: Peer
-    attempt: Attempt
-
-
-class ExecutorPrepared(Message):
-    """An executor's part of the epoch is durable."""
-
-    who: Peer
-    attempt: Attempt
-    epoch: Epoch
-    notes: Any = None
-
-
 class TaskDone(Message):
     """A task has sent everything, and has all outputs of it."""
 
@@ -83,8 +70,8 @@ BatchEvent = (
     TaskArrived
     | StageCounted
     | WentBack
-    | ExecutorReady
-    | ExecutorPrepared
+    | ParticipantReady
+    | ParticipantPrepared
     | TaskDone
     | EpochDurable
 )

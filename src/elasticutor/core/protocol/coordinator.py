@@ -21,7 +21,7 @@ from enum import Enum
 from typing import Any
 
 from elasticutor.core.message import Message
-from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
+from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, TaskId
 from elasticutor.errors import BadValueError, OutOfOrderError, StaleAttemptError
 
 # Events ------------------------------------------------------------------------------------------
@@ -137,6 +137,69 @@ class CommitEpoch(Message):
 
 
 Order = BeginAttempt | StartSource | EndEpoch | WriteManifest | CommitEpoch
+
+
+# Besides epochs ----------------------------------------------------------------------------------
+
+
+class AssignCores(Message):
+    """The cores that an executor should have from now on."""
+
+    who: Peer
+    cores: Mapping[NodeId, int]
+
+
+class StopSending(Message):
+    """Let a source send nothing more after its next marker."""
+
+    who: Peer
+
+
+class SourceExhausted(Message):
+    """A source has sent everything that it will ever have."""
+
+    who: Peer
+    attempt: Attempt
+
+
+class AskToRest(Message):
+    """Let a participant start no more moves, and say when nothing of it is under way."""
+
+    who: Peer
+
+
+class ParticipantRested(Message):
+    """Nothing of a participant is under way: no move of an executor, no publishing of a sink."""
+
+    who: Peer
+
+
+class AskWhy(Message):
+    """Let an executor say why nothing happens."""
+
+    who: Peer
+
+
+class WaitExplained(Message):
+    """Why an executor waits, in words."""
+
+    who: Peer
+    waits: tuple[str, ...]
+
+
+class ProcessLost(Message):
+    """A process has ended that should not have: of a participant, or of one of its tasks."""
+
+    who: Peer
+    life: int
+    task: TaskId | None
+    reason: str
+
+
+class PlaceCleared(Message):
+    """Nothing of the run is left on a node or in a host."""
+
+    name: str
 
 
 class CoordinatorPhase(Enum):

@@ -28,6 +28,7 @@ from elasticutor.core.protocol.coordinator import (
     CommitEpoch,
     EndEpoch,
     ParticipantPrepared,
+    SourceExhausted,
     StartSource,
 )
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
@@ -47,13 +48,7 @@ class CommitOffset(Message):
     offset: Any
 
 
-class ReportExhausted(Message):
-    """Everything is read and cut."""
-
-    attempt: Attempt
-
-
-SourceOrder = Emit | EmitMarker | ParticipantPrepared | ReadFrom | CommitOffset | ReportExhausted
+SourceOrder = Emit | EmitMarker | ParticipantPrepared | ReadFrom | CommitOffset | SourceExhausted
 
 
 class SourceSide:
@@ -166,4 +161,4 @@ ParticipantPrepared(who='clicks.0', attempt=1, epoch=1, note=52)]
         if self._exhausted:
             return []
         self._exhausted = True
-        return [ReportExhausted(self.attempt)]
+        return [SourceExhausted(self.who, self.attempt)]

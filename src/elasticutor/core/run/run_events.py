@@ -1,7 +1,6 @@
 """What the life of a run is decided from: everything that the driver learns of it.
 
-The answers of participants to an attempt or an epoch are the coordinator's events
-(`core.protocol.coordinator`): `ParticipantReady`, `ParticipantPrepared`, `ParticipantFailed`.
+What participants and nodes say themselves is in `core.protocol.coordinator`.
 """
 
 from __future__ import annotations
@@ -14,25 +13,35 @@ from elasticutor.core.protocol.coordinator import (
     ParticipantFailed,
     ParticipantPrepared,
     ParticipantReady,
+    ParticipantRested,
+    PlaceCleared,
+    ProcessLost,
+    SourceExhausted,
+    WaitExplained,
 )
-from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, TaskId
+from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
+
+
+class DriverEvent(Message):
+    """Something that the driver or its user has to say to a run."""
+
 
 # What the user wants -----------------------------------------------------------------------------
 
 
-class StartAsked(Message):
+class StartAsked(DriverEvent):
     """Start all participants."""
 
 
-class DrainAsked(Message):
+class DrainAsked(DriverEvent):
     """Let the sources stop, and everything that they have sent be processed."""
 
 
-class EndAsked(Message):
+class EndAsked(DriverEvent):
     """End every process of the run, whatever is under way."""
 
 
-class CoresAsked(Message):
+class CoresAsked(DriverEvent):
     """An executor should have these cores from now on."""
 
     who: Peer
@@ -44,13 +53,13 @@ class CoresAsked(Message):
 # What comes up -----------------------------------------------------------------------------------
 
 
-class NodeJoined(Message):
+class NodeJoined(DriverEvent):
     """A node is up."""
 
     node: NodeId
 
 
-class HostUp(Message):
+class HostUp(DriverEvent):
     """A host of sources and sinks is up."""
 
     number: int
@@ -58,7 +67,7 @@ class HostUp(Message):
     """Beside which nodes the one before it was, in words."""
 
 
-class ParticipantUp(Message):
+class ParticipantUp(DriverEvent):
     """A process of a participant is up."""
 
     who: Peer
@@ -67,23 +76,14 @@ class ParticipantUp(Message):
     """Handed back with `Connect`."""
 
 
-class BatchesFlow(Message):
+class BatchesFlow(DriverEvent):
     """The query that drives the batches of this run can feed it."""
 
 
 # What is lost ------------------------------------------------------------------------------------
 
 
-class ProcessLost(Message):
-    """A process has ended that should not have: of a participant, or of one of its tasks."""
-
-    who: Peer
-    life: int
-    task: TaskId | None
-    reason: str
-
-
-class NodeLeft(Message):
+class NodeLeft(DriverEvent):
     """A node is gone, with everything on it."""
 
     node: NodeId
@@ -92,47 +92,47 @@ class NodeLeft(Message):
     reason: str
 
 
-class HostLost(Message):
+class HostLost(DriverEvent):
     """A host of sources and sinks has ended."""
 
     number: int
     how: str
 
 
-class HostsLost(Message):
+class HostsLost(DriverEvent):
     """The job that runs hosts of sources and sinks has ended."""
 
     numbers: tuple[int, ...]
     error: Exception
 
 
-class MessageLost(Message):
+class MessageLost(DriverEvent):
     """A message to the driver is lost, and with it what it said."""
 
     error: Exception
 
 
-class ClusterGone(Message):
+class ClusterGone(DriverEvent):
     """The cluster has stopped, and with it every process of the run."""
 
 
 # What goes wrong ---------------------------------------------------------------------------------
 
 
-class ProcessFailed(Message):
+class ProcessFailed(DriverEvent):
     """A participant, or one of its tasks, says that it cannot go on."""
 
     who: str
     error: Exception
 
 
-class RunFailed(Message):
+class RunFailed(DriverEvent):
     """Something is wrong with the run as a whole."""
 
     error: Exception
 
 
-class AnswersLate(Message):
+class AnswersLate(DriverEvent):
     """Answers to something else than an attempt or an epoch are late."""
 
     missing: tuple[Peer, ...]
@@ -140,17 +140,10 @@ class AnswersLate(Message):
     """What has not come although the participants were asked why; None: ask them."""
 
 
-class WaitExplained(Message):
-    """An executor says why it waits."""
-
-    who: Peer
-    waits: tuple[str, ...]
-
-
 # How it goes on ----------------------------------------------------------------------------------
 
 
-class EpochStored(Message):
+class EpochStored(DriverEvent):
     """A manifest that was ordered is durable, or could not be written."""
 
     epoch: Epoch
@@ -160,59 +153,22 @@ class EpochStored(Message):
     error: Exception | None = None
 
 
-class SourceExhausted(Message):
-    """A source has sent everything that it will ever have."""
-
-    who: Peer
-    attempt: Attempt
-
-
-class ShardsSettled(Message):
+class ShardsSettled(DriverEvent):
     """No shard is on its way between executors."""
 
 
-class ParticipantRested(Message):
-    """Nothing of a participant is under way: no move of an executor, no publishing of a sink."""
-
-    who: Peer
-
-
-class PlaceCleared(Message):
-    """Nothing of the run is left on a node or in a host."""
-
-    name: str
-
-
-class Tick(Message):
+class Tick(DriverEvent):
     """Time has passed."""
 
 
 RunEvent = (
-    StartAsked
-    | DrainAsked
-    | EndAsked
-    | CoresAsked
-    | NodeJoined
-    | HostUp
-    | ParticipantUp
-    | BatchesFlow
-    | ProcessLost
-    | NodeLeft
-    | HostLost
-    | HostsLost
-    | MessageLost
-    | ClusterGone
-    | ProcessFailed
-    | RunFailed
-    | AnswersLate
-    | WaitExplained
+    DriverEvent
     | ParticipantReady
     | ParticipantPrepared
     | ParticipantFailed
-    | EpochStored
     | SourceExhausted
-    | ShardsSettled
     | ParticipantRested
+    | WaitExplained
+    | ProcessLost
     | PlaceCleared
-    | Tick
 )

@@ -10,17 +10,28 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elasticutor.core.message import Message
-from elasticutor.core.protocol.coordinator import Order
+from elasticutor.core.protocol.coordinator import (
+    AskToRest,
+    AskWhy,
+    AssignCores,
+    Order,
+    StopSending,
+)
 from elasticutor.core.protocol.events import NodeLost, TaskLost
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
 from elasticutor.core.run.introductions import Introduction
 from elasticutor.core.run.phases import RunPhase
 from elasticutor.core.scheduler.placement import Placement
 
+
+class DriverInstruction(Message):
+    """Something that the driver is to do for a run."""
+
+
 # Processes ---------------------------------------------------------------------------------------
 
 
-class StartMain(Message):
+class StartMain(DriverInstruction):
     """Start an executor's main process."""
 
     who: Peer
@@ -28,14 +39,14 @@ class StartMain(Message):
     placed: Placement
 
 
-class StartOnHost(Message):
+class StartOnHost(DriverInstruction):
     """Let a host start some sources and sinks, each with its life."""
 
     number: int
     ends: tuple[tuple[Peer, int], ...]
 
 
-class DropLife(Message):
+class DropLife(DriverInstruction):
     """A participant is lost: end what is left of it, and forget where it was."""
 
     who: Peer
@@ -45,19 +56,19 @@ class DropLife(Message):
     """That of a source or a sink, if it is up."""
 
 
-class RestartHosts(Message):
+class RestartHosts(DriverInstruction):
     """Start hosts of sources and sinks again."""
 
     numbers: tuple[int, ...]
 
 
-class DismissHost(Message):
+class DismissHost(DriverInstruction):
     """Let a host end that has come up after the run."""
 
     number: int
 
 
-class EndProcesses(Message):
+class EndProcesses(DriverInstruction):
     """Let everything of the run end, on all nodes and in these hosts."""
 
     hosts: tuple[int, ...]
@@ -69,132 +80,84 @@ class EndProcesses(Message):
 # What participants learn -------------------------------------------------------------------------
 
 
-class Connect(Message):
+class Connect(DriverInstruction):
     """A participant can be sent to, at this address."""
 
     who: Peer
     address: Any
 
 
-class IntroduceNodes(Message):
+class IntroduceNodes(DriverInstruction):
     """Tell some executors where some nodes are."""
 
     receivers: tuple[Peer, ...]
     nodes: tuple[NodeId, ...]
 
 
-class ReportLoss(Message):
+class ReportLoss(DriverInstruction):
     """Tell an executor what it has lost."""
 
     who: Peer
     lost: TaskLost | NodeLost
 
 
-class AssignCores(Message):
-    """Tell an executor which cores it should have."""
-
-    who: Peer
-    cores: Mapping[NodeId, int]
-
-
-class StopSending(Message):
-    """Let a source send nothing more of its own."""
-
-    who: Peer
-
-
-class AskToRest(Message):
-    """Ask a participant to say when nothing of it is under way."""
-
-    who: Peer
-
-
-class AskWhy(Message):
-    """Ask silent executors why they wait."""
-
-    whom: tuple[Peer, ...]
-
-
 # The run -----------------------------------------------------------------------------------------
 
 
-class StartBatches(Message):
+class StartBatches(DriverInstruction):
     """All executors of a query are up: let it feed them."""
 
 
-class DiscardUncommitted(Message):
+class DiscardUncommitted(DriverInstruction):
     """An attempt begins: what was collected and not committed comes again."""
 
     attempt: Attempt
 
 
-class KeepCommitted(Message):
+class KeepCommitted(DriverInstruction):
     """What was collected up to this epoch counts."""
 
     epoch: Epoch
 
 
-class CountCores(Message):
+class CountCores(DriverInstruction):
     """Some executor should have other cores than before."""
 
 
-class WriteJournal(Message):
+class WriteJournal(DriverInstruction):
     """Write an event down."""
 
     kind: str
     fields: Mapping[str, Any]
 
 
-class EnterPhase(Message):
+class EnterPhase(DriverInstruction):
     """The run is in another phase."""
 
     phase: RunPhase
 
 
-class Wake(Message):
+class Wake(DriverInstruction):
     """Something is due: let time pass until then."""
 
     at: float
 
 
-class CloseRun(Message):
+class CloseRun(DriverInstruction):
     """Nothing of the run is left: give back what it had."""
 
     seconds: float
     error: str
 
 
-class IgnoreMessage(Message):
+class IgnoreMessage(DriverInstruction):
     """A message came too late, or never should have."""
 
     reason: str
 
 
 RunInstruction = (
-    Order
-    | Introduction
-    | StartMain
-    | StartOnHost
-    | DropLife
-    | RestartHosts
-    | DismissHost
-    | EndProcesses
-    | Connect
-    | IntroduceNodes
-    | ReportLoss
-    | AssignCores
-    | StopSending
-    | AskToRest
-    | AskWhy
-    | StartBatches
-    | DiscardUncommitted
-    | KeepCommitted
-    | CountCores
-    | WriteJournal
-    | EnterPhase
-    | Wake
-    | CloseRun
-    | IgnoreMessage
+    DriverInstruction | Order | Introduction | AssignCores | StopSending | AskToRest | AskWhy
 )
 
 EmitInstruction = Callable[[RunInstruction], None]

@@ -14,10 +14,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol import batch_protocol as ba
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.batch_attempt import BatchPhase
+from elasticutor.core.protocol.batches import Batches
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
+from elasticutor.core.run import run_events as ev
 from elasticutor.core.run.phases import RunError
 from elasticutor.core.run.timeouts import Timeouts
 from elasticutor.driver.checkpoint_writer import CheckpointWriter
@@ -71,7 +74,7 @@ class BatchDriver:
         self._tempo = tempo
         self._credit_bytes = credit_bytes
         self._writer = None if checkpoint is None else CheckpointWriter(checkpoint, hub.post)
-        self.batches = ba.Batches(
+        self.batches = Batches(
             supervisor.executors,
             committed=Epoch(0) if checkpoint is None else checkpoint.committed,
             first=Attempt(0) if checkpoint is None else checkpoint.first_attempt,
@@ -89,7 +92,7 @@ class BatchDriver:
         name = f"stages of {supervisor.run}"
         threading.Thread(target=self._ask, name=name, daemon=True).start()
         self._began_at = 0.0
-        self._lateness = Timeouts(supervisor, tempo.patience_s)
+        self._lateness = Timeouts(tempo.patience_s)
 
     @property
     def attempt(self) -> Attempt:
@@ -113,15 +116,7 @@ class BatchDriver:
     def start(self) -> None:
         """Let tasks come: all executors are up."""
         self.started = True
-        self._supervisor.sources_started()
-
-    def handle(self, event: co.CoordinatorEvent) -> None:
-        """Take an executor's answer."""
-        match event:
-            case co.ParticipantReady(who, attempt):
-                self._decide(ba.ExecutorReady(who, attempt))
-            case co.ParticipantPrepared(who, attempt, epoch, note):
-                self._decide(ba.ExecutorPrepared(who, attempt, epoch, note))
+        self._supervisor.decide(ev.BatchesFlow())
 
     def note(self, who: Peer, report: Any) -> None:
         """Take what an executor reports for the record."""
@@ -140,15 +135,16 @@ class BatchDriver:
         if self._closed:
             self._refuse(message.task, self._end_in_words())
         else:
-            self._decide(ba.TaskArrived(message.task))
+            self.decide(ba.TaskArrived(message.task))
 
     def done(self, message: say.PartitionDone) -> None:
         """Note that a task has all of its outputs."""
         if message.attempt == self.batches.attempt:
             self.reporter.add(message.rows_in, message.rows_out, message.latency)
-        self._decide(ba.TaskDone(message.task, message.attempt))
+        self.decide(ba.TaskDone(message.task, message.attempt))
 
-    def _decide(self, event: ba.BatchEvent) -> None:
+    def decide(self, event: ba.BatchEvent) -> None:
+        """Let an event be decided about, and carry out what comes of it."""
         try:
             orders = self.batches.handle(event)
         except StaleAttemptError as error:
@@ -160,7 +156,7 @@ class BatchDriver:
     def _enact(self, order: ba.BatchOrder) -> None:
         match order:
             case ba.CountTasks():
-                if self.batches.phase is ba.BatchPhase.COUNTING:  # not what is only looked into
+                if self.batches.phase is BatchPhase.COUNTING:  # not what is only looked into
                     self._began_at = time.monotonic()
                     self.reporter.begin()
                 self._questions.put(order)
@@ -205,7 +201,7 @@ class BatchDriver:
             self._hub.post(lambda: self._cannot_count(order, words))
             return
         counted = ba.StageCounted(order.execution, order.stage, *found)
-        self._hub.post(lambda: self._decide(counted))
+        self._hub.post(lambda: self.decide(counted))
 
     def _cannot_count(self, order: ba.CountTasks, reason: str) -> None:
         for answer in self.batches.cannot_count(order, reason):
@@ -213,9 +209,9 @@ class BatchDriver:
 
     def _went_back(self, attempt: Attempt, error: Exception | None) -> None:
         if error is None:
-            self._decide(ba.WentBack(attempt))
+            self.decide(ba.WentBack(attempt))
         else:
-            self._supervisor.fail(error)
+            self._supervisor.decide(ev.RunFailed(error))
 
     def _admit(self, order: ba.Admit) -> None:
         supervisor = self._supervisor
@@ -229,7 +225,7 @@ class BatchDriver:
                 order.upstream,
                 self._credit_bytes,
                 self._tempo.measure_s,
-                {who: supervisor.whereabouts[who] for who in supervisor.executors},
+                {who: supervisor.book[who] for who in supervisor.executors},
                 *self._beside(self._homes.pop(order.task, "")),
             ),
         )
@@ -270,7 +266,7 @@ class BatchDriver:
         if self._closed:
             return  # the next run finds the manifest
         if error is not None:
-            self._supervisor.fail(error)
+            self._supervisor.decide(ev.RunFailed(error))
             return
         self.reporter.wrote(size)
         self._supervisor.journal.write(
@@ -281,7 +277,7 @@ class BatchDriver:
             seconds=round(time.monotonic() - self._began_at, 6),
             bytes=size,
         )
-        self._decide(ba.EpochDurable(order.attempt, order.epoch))
+        self.decide(ba.EpochDurable(order.attempt, order.epoch))
 
     # Time
 
@@ -291,7 +287,9 @@ class BatchDriver:
             self._hub.mail.send(self._name(task), say.Beat())
         at = self.batches
         stage = (at.phase, at.attempt) if at.waits() else None
-        self._lateness.look(now, stage, at.missing, at.waiting_for)
+        late = self._lateness.look(now, stage, at.missing, at.waiting_for)
+        if late is not None:
+            self._supervisor.decide(late)
 
     def stop(self) -> None:
         """Refuse all tasks that are here: the run is over."""

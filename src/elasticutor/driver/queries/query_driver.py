@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from elasticutor.core.protocol.batches import BatchPhase
+from elasticutor.core.protocol.batch_attempt import BatchPhase
 from elasticutor.core.protocol.succession import Succession
 from elasticutor.core.run.phases import OVER
+from elasticutor.core.run.run_events import EndAsked
 from elasticutor.driver.loop import DriverLoop
 from elasticutor.driver.queries.batch_driver import BatchDriver
 from elasticutor.driver.queries.reports import BatchReport
@@ -253,7 +254,7 @@ class QueryDriver:
             self._idle.remove(one)
         if one.run is not None:
             self._succession(one.key).owes(one.driver.batches.owed)
-            one.run.supervisor.end()
+            one.run.supervisor.decide(EndAsked())
             if one.query is not None:
                 past = [*self._past.pop(one.query.id, ()), *one.driver.reporter.reports]
                 self._past[one.query.id] = past[-_KEPT:]

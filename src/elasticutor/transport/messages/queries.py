@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.message import Message
-from elasticutor.core.protocol.batches import Ingress
+from elasticutor.core.protocol.batch_protocol import Ingress
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
 from elasticutor.transport.channels import Endpoint
 

@@ -44,18 +44,6 @@ class MoveRefused(Message):
     why: str
 
 
-class Rested(Message):
-    """The answer to `Rest`: the last move is done, or a sink has published everything."""
-
-
-class Exhausted(Message):
-    """A source has reached its end."""
-
-    run: str
-    who: Peer
-    attempt: Attempt
-
-
 class Failed(Message):
     """A participant, or one of its tasks, cannot go on."""
 
@@ -148,14 +136,6 @@ class Collected(Message):
     rows: int
 
 
-class Recount(Message):
-    """Why an executor waits, in words; the answer to `Explain`."""
-
-    run: str
-    who: Peer
-    waits: tuple[str, ...]
-
-
 # From nodes ---------------------------------------------------------------------------------------
 
 
@@ -193,20 +173,6 @@ class NodeGone(Message):
     reason: str
 
 
-class ProcessEnded(Message):
-    """A process that the node had started has ended unasked."""
-
-    node: NodeId
-    run: str
-    who: str
-    """The participant."""
-    code: int
-    said: str
-    task: TaskId | None = None
-    """The participant's task; None for the participant itself."""
-    life: int = 0
-
-
 class StateRead(Message):
     """The answer to `ReadState`: keys and values as the store has them."""
 
@@ -215,13 +181,6 @@ class StateRead(Message):
     who: Peer
     ask: int
     items: tuple[tuple[bytes, bytes], ...]
-
-
-class RunEnded(Message):
-    """Nothing of the run is left on the node."""
-
-    node: NodeId
-    run: str
 
 
 # From hosts of sources and sinks ------------------------------------------------------------------

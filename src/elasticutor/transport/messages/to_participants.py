@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from elasticutor.core.message import Message
-from elasticutor.core.protocol.ids import Attempt, NodeId, TaskId
+from elasticutor.core.protocol.ids import Attempt, TaskId
 from elasticutor.transport.channels import Endpoint
 
 # From the driver ----------------------------------------------------------------------------------
@@ -17,26 +17,8 @@ class Peers(Message):
     book: Mapping[str, Endpoint]
 
 
-class SetCores(Message):
-    """The cores that the executor should have, by node."""
-
-    wanted: Mapping[NodeId, int]
-
-
-class Rest(Message):
-    """Start no more moves; answer by `Rested` after the last one, or when all is published."""
-
-
-class Explain(Message):
-    """Say why nothing happens; answered by `Recount`."""
-
-
 class Finish(Message):
     """The run is over: end."""
-
-
-class StopSource(Message):
-    """Stop a source at the end of the current epoch."""
 
 
 # Between a main process and its tasks -------------------------------------------------------------
