@@ -122,13 +122,7 @@ class DriverLoop:
         return self._over
 
     def await_nodes(self, count: int, timeout_s: float, failed: Callable[[], str]) -> None:
-        """Wait until a number of nodes is up.
-
-        Args:
-            count: How many.
-            timeout_s: For how long.
-            failed: Says why no more will come, or nothing as long as they may.
-        """
+        """Wait until a number of nodes is up."""
         until = time.monotonic() + timeout_s
         with self.changed:
             while len(self.nodes) < count:

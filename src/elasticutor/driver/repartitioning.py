@@ -38,17 +38,7 @@ ANSWERS = (
 
 
 class Lead:
-    """Leads one operator's shards.
-
-    Args:
-        run: Whose operator.
-        operator: Its name, which is that of its stores too.
-        shards: Of the operator as a whole.
-        homes: Its executors, each with its node.
-        upstreams: The source tasks that feed it.
-        send_node: Sends to a node.
-        send: Sends to a participant of the run.
-    """
+    """Leads one operator's shards."""
 
     def __init__(
         self,

@@ -45,22 +45,7 @@ _SETTLE_S = 0.6
 
 
 class Supervisor:
-    """One run, seen from the driver.
-
-    Args:
-        hub: Whose thread it lives in.
-        run: Its name.
-        plan: Its topology.
-        placements: Where its executors are, and the cores that they start with.
-        terms: What it has to keep to.
-        blueprint: What its processes start from.
-        journal: Takes its events.
-        ends_hosts: How many hosts its sources and sinks have.
-        checkpoint: Where its epochs become durable; None: nowhere.
-        batches: Makes what drives its batches, if a query does.
-        free_cores: Says how many cores of every node no executor has.
-        restart_hosts: Starts hosts of sources and sinks again, by their numbers.
-    """
+    """One run, seen from the driver."""
 
     def __init__(
         self,

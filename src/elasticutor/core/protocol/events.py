@@ -32,10 +32,15 @@ from elasticutor.core.protocol.ids import (
     TaskId,
 )
 
+
+class _Event(Message):
+    """What is not made for every chunk."""
+
+
 # From the coordinator ----------------------------------------------------------------------------
 
 
-class AttemptBegun(Message):
+class AttemptBegun(_Event):
     """Go on from the state of epoch `base`, with these upstreams and destinations.
 
     Whatever came after `base` is given up. This is the first event of an executor, the answer to a
@@ -51,7 +56,7 @@ class AttemptBegun(Message):
     """Where outputs go, when they are forwarded; returned outputs go to the upstreams."""
 
 
-class EpochCommitted(Message):
+class EpochCommitted(_Event):
     """All participants have prepared the epoch, and it will never be rolled back."""
 
     attempt: Attempt
@@ -61,42 +66,42 @@ class EpochCommitted(Message):
 # From the scheduler, and from clocks and watchers of the host -------------------------------------
 
 
-class CoreGranted(Message):
+class CoreGranted(_Event):
     """A core on this node is ours from now on."""
 
     node: NodeId
 
 
-class CoreTaken(Message):
+class CoreTaken(_Event):
     """The core of this task is wanted elsewhere; its shards are to leave it first."""
 
     task: TaskId
 
 
-class BalanceDue(Message):
+class BalanceDue(_Event):
     """A balancing interval has passed."""
 
 
-class MoveAsked(Message):
+class MoveAsked(_Event):
     """A person, a benchmark or a test wants this shard on that task."""
 
     shard: ShardId
     destination: TaskId
 
 
-class TaskLost(Message):
+class TaskLost(_Event):
     """A task's process is gone, and with it its cached state."""
 
     task: TaskId
 
 
-class NodeLost(Message):
+class NodeLost(_Event):
     """A node is gone, with its tasks and its store. Never the executor's own local node."""
 
     node: NodeId
 
 
-class AttemptFailed(Message):
+class AttemptFailed(_Event):
     """The host cannot go on with the attempt: storage failed, a link broke, an operator raised.
 
     Also what a host makes of any refusal that is not of something late: the sender waits
@@ -123,7 +128,7 @@ class TuplesArrived(msgspec.Struct, eq=False):
     """Bytes of the whole batch, as the upstream counts them against its credit."""
 
 
-class MarkerArrived(Message):
+class MarkerArrived(_Event):
     """This upstream has sent all of its tuples of the epoch."""
 
     upstream: Peer
@@ -134,7 +139,7 @@ class MarkerArrived(Message):
 # From destinations of outputs --------------------------------------------------------------------
 
 
-class CreditGranted(Message):
+class CreditGranted(_Event):
     """The destination takes outputs up to this many bytes, counted from the attempt's start."""
 
     destination: Peer
@@ -184,7 +189,7 @@ class ChunkProgressed(msgspec.Struct, eq=False):
     row_seconds: RowSeconds = None
 
 
-class ShardWritten(Message):
+class ShardWritten(_Event):
     """What the task had changed in the shard is in the store; tuples still flow."""
 
     task: TaskId
@@ -192,7 +197,7 @@ class ShardWritten(Message):
     size: int
 
 
-class LabelReached(Message):
+class LabelReached(_Event):
     """The task is done with the shard, whose state is in the store; the rest of it comes back.
 
     The task has not begun the tuples of the shard that are left in its chunks, and leaves them out.
@@ -207,7 +212,7 @@ class LabelReached(Message):
     """How many tuples come back."""
 
 
-class TaskFlushed(Message):
+class TaskFlushed(_Event):
     """All that the task changed in the epoch is in the store."""
 
     task: TaskId
@@ -217,7 +222,7 @@ class TaskFlushed(Message):
     """The longest stretch of time for which this kept the task from its tuples."""
 
 
-class TaskReset(Message):
+class TaskReset(_Event):
     """The task has forgotten everything cached, and works for this attempt only."""
 
     task: TaskId
@@ -227,26 +232,26 @@ class TaskReset(Message):
 # From nodes --------------------------------------------------------------------------------------
 
 
-class TaskStarted(Message):
+class TaskStarted(_Event):
     """The task's process runs, and waits for chunks."""
 
     task: TaskId
 
 
-class ShardOpened(Message):
+class ShardOpened(_Event):
     """The destination's store is ready to take the shard's state."""
 
     move: MoveId
 
 
-class CopyArrived(Message):
+class CopyArrived(_Event):
     """The first copy of the shard's state has reached the destination; tuples still flow."""
 
     move: MoveId
     size: int
 
 
-class StateArrived(Message):
+class StateArrived(_Event):
     """The destination's store has everything of the shard."""
 
     move: MoveId
@@ -254,14 +259,14 @@ class StateArrived(Message):
     """Bytes that came since `CopyArrived`, so while the shard was held."""
 
 
-class ShardDropped(Message):
+class ShardDropped(_Event):
     """The node's store holds nothing of the shard any more."""
 
     node: NodeId
     shard: ShardId
 
 
-class IncrementPersisted(Message):
+class IncrementPersisted(_Event):
     """What the node's shards changed in the epoch is durable."""
 
     node: NodeId
@@ -272,48 +277,21 @@ class IncrementPersisted(Message):
     """What the manifest should say of it; handed on as it is."""
 
 
-class StoreRolledBack(Message):
+class StoreRolledBack(_Event):
     """The node's store is back at the base of the attempt."""
 
     node: NodeId
     attempt: Attempt
 
 
-class StateMeasured(Message):
+class StateMeasured(_Event):
     """The executor's state on this node has this many bytes now."""
 
     node: NodeId
     size: int
 
 
-Event = (
-    AttemptBegun
-    | EpochCommitted
-    | CoreGranted
-    | CoreTaken
-    | BalanceDue
-    | MoveAsked
-    | TaskLost
-    | NodeLost
-    | AttemptFailed
-    | TuplesArrived
-    | MarkerArrived
-    | CreditGranted
-    | ChunkProcessed
-    | ChunkProgressed
-    | ShardWritten
-    | LabelReached
-    | TaskFlushed
-    | TaskReset
-    | TaskStarted
-    | ShardOpened
-    | CopyArrived
-    | StateArrived
-    | ShardDropped
-    | IncrementPersisted
-    | StoreRolledBack
-    | StateMeasured
-)
+Event = _Event | TuplesArrived | ChunkProcessed | ChunkProgressed
 
 MOVE_EVENTS = (
     BalanceDue,

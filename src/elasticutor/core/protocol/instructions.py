@@ -40,135 +40,128 @@ class Dispatch(msgspec.Struct, eq=False):
     parts: list[Part]
 
 
-class WriteShard(Message):
+class _ToTask(Message):
+    task: TaskId
+
+
+class WriteShard(_ToTask):
     """Let the task write what it has changed in the shard, and go on working on it.
 
     Answered by `ShardWritten`, when it suits the task: the shard's tuples flow meanwhile, and the
     label has little left to write.
     """
 
-    task: TaskId
     move: MoveId
     shard: ShardId
 
 
-class SendLabel(Message):
+class SendLabel(_ToTask):
     """Let the task be done with the shard: tuples of it that are not begun come back.
 
     Answered by `LabelReached`, before the next tuple.
     """
 
-    task: TaskId
     move: MoveId
     shard: ShardId
 
 
-class FlushTask(Message):
+class FlushTask(_ToTask):
     """Let the task write everything it changed in the epoch to the store, while it works on."""
 
-    task: TaskId
     attempt: Attempt
     epoch: Epoch
 
 
-class ResetTask(Message):
+class ResetTask(_ToTask):
     """Let the task forget what it has cached: the attempt it was for is given up."""
 
-    task: TaskId
     attempt: Attempt
 
 
 # To a node ---------------------------------------------------------------------------------------
 
 
-class OpenStore(Message):
+class _ToNode(Message):
+    node: NodeId
+
+
+class OpenStore(_ToNode):
     """Have an empty store for this executor on the node."""
 
-    node: NodeId
     attempt: Attempt
     committed: Epoch
 
 
-class StartTask(Message):
+class StartTask(_ToNode):
     """Start a task's process on the node; answered by `TaskStarted`."""
 
-    node: NodeId
     task: TaskId
 
 
-class EndTask(Message):
+class EndTask(_ToNode):
     """End the task's process: it has no shards and nothing to do."""
 
-    node: NodeId
     task: TaskId
 
 
-class OpenShard(Message):
+class OpenShard(_ToNode):
     """Make ready to take the shard's state from another node."""
 
-    node: NodeId
     move: MoveId
     shard: ShardId
 
 
-class CopyShard(Message):
+class CopyShard(_ToNode):
     """Send a copy of the shard's state, and note from now on which keys change."""
 
-    node: NodeId
     move: MoveId
     shard: ShardId
     destination: NodeId
 
 
-class SendRest(Message):
+class SendRest(_ToNode):
     """Send what changed in the shard since the copy; there always was one."""
 
-    node: NodeId
     move: MoveId
     shard: ShardId
     destination: NodeId
 
 
-class RestoreShard(Message):
+class RestoreShard(_ToNode):
     """Fetch the shard's state of the epoch from the checkpoint."""
 
-    node: NodeId
     move: MoveId
     shard: ShardId
     epoch: Epoch
 
 
-class DropShard(Message):
+class DropShard(_ToNode):
     """Forget the shard's state: another node has it all."""
 
-    node: NodeId
     shard: ShardId
 
 
-class PersistIncrement(Message):
+class PersistIncrement(_ToNode):
     """Make durable what these shards changed in the epoch.
 
     The node takes its snapshot when the instruction reaches it, and writes beside the processing:
     so moves may start as soon as this has been sent.
     """
 
-    node: NodeId
     attempt: Attempt
     epoch: Epoch
     shards: tuple[ShardId, ...]
 
 
-class CommitStore(Message):
+class CommitStore(_ToNode):
     """Fold everything up to the epoch into the committed level."""
 
-    node: NodeId
     epoch: Epoch
 
 
-class RollBackStore(Message):
+class RollBackStore(_ToNode):
     """Return to the state of epoch `base`, keep these shards and no others."""
 
-    node: NodeId
     attempt: Attempt
     base: Epoch
     shards: tuple[ShardId, ...]
@@ -208,13 +201,17 @@ class EmitMarker(Message):
 # To the coordinator ------------------------------------------------------------------------------
 
 
-class ReportReady(Message):
+class _ToDriver(Message):
+    """A report of the executor."""
+
+
+class ReportReady(_ToDriver):
     """The state of the attempt's base is in place, tuples are welcome."""
 
     attempt: Attempt
 
 
-class ReportPrepared(Message):
+class ReportPrepared(_ToDriver):
     """The epoch is durable here; it is kept and not yet committed."""
 
     attempt: Attempt
@@ -223,7 +220,7 @@ class ReportPrepared(Message):
     """What the nodes said of their increments, for the manifest."""
 
 
-class ReportFailure(Message):
+class ReportFailure(_ToDriver):
     """The attempt cannot go on: what it did since its last epoch is lost in part."""
 
     attempt: Attempt
@@ -233,7 +230,7 @@ class ReportFailure(Message):
 # For the record ----------------------------------------------------------------------------------
 
 
-class ReportMove(Message):
+class ReportMove(_ToDriver):
     """A shard has moved; times as the paper's figures 8 and 9 split them."""
 
     move: MoveId
@@ -252,7 +249,7 @@ class ReportMove(Message):
     """Bytes sent while it was held."""
 
 
-class ReportSealed(Message):
+class ReportSealed(_ToDriver):
     """All tuples of an epoch are processed, and what they changed is in the stores."""
 
     attempt: Attempt
@@ -265,59 +262,14 @@ class ReportSealed(Message):
     """The longest that this kept a task from its tuples at a time: what is felt of the end."""
 
 
-class ReportHotShards(Message):
+class ReportHotShards(_ToDriver):
     """These shards fill a core each, alone: no further core can help them."""
 
     shards: tuple[ShardId, ...]
 
 
-Instruction = (
-    Dispatch
-    | WriteShard
-    | SendLabel
-    | FlushTask
-    | ResetTask
-    | OpenStore
-    | StartTask
-    | EndTask
-    | OpenShard
-    | CopyShard
-    | SendRest
-    | RestoreShard
-    | DropShard
-    | PersistIncrement
-    | CommitStore
-    | RollBackStore
-    | GrantCredit
-    | Emit
-    | EmitMarker
-    | ReportReady
-    | ReportPrepared
-    | ReportFailure
-    | ReportMove
-    | ReportSealed
-    | ReportHotShards
-)
+Instruction = Dispatch | _ToTask | _ToNode | GrantCredit | Emit | EmitMarker | _ToDriver
 
-TO_TASK = (Dispatch, WriteShard, SendLabel, FlushTask, ResetTask)
-TO_NODE = (
-    OpenStore,
-    StartTask,
-    EndTask,
-    OpenShard,
-    CopyShard,
-    SendRest,
-    RestoreShard,
-    DropShard,
-    PersistIncrement,
-    CommitStore,
-    RollBackStore,
-)
-TO_DRIVER = (
-    ReportReady,
-    ReportPrepared,
-    ReportFailure,
-    ReportMove,
-    ReportSealed,
-    ReportHotShards,
-)
+TO_TASK: tuple[type[Dispatch | _ToTask], ...] = (Dispatch, *_ToTask.__subclasses__())
+TO_NODE = tuple(_ToNode.__subclasses__())
+TO_DRIVER = tuple(_ToDriver.__subclasses__())

@@ -197,15 +197,7 @@ class _Round:
 
 
 class Repartitioner:
-    """Decides when shards change their executors, and leads all participants through it.
-
-    Args:
-        shards: Of the whole operator.
-        homes: The executors in their order, each with its node.
-        upstreams: All that send to them.
-        operator: Its name, for upstreams that feed several.
-        threshold: θ of the balancing.
-    """
+    """Decides when shards change their executors, and leads all participants through it."""
 
     def __init__(
         self,
@@ -414,22 +406,7 @@ def first_table(shards: int, executors: int) -> npt.NDArray[np.intp]:
 
 
 class PausableRoute:
-    """An upstream's side: the table, the pause, and what was sent to whom.
-
-    Example:
-        >>> route = PausableRoute(Peer("clicks.0"), shards=4, executors=2)
-        >>> route.owners(np.array([0, 1, 3])).tolist()
-        [0, 1, 1]
-        >>> route.sent(0, 1)
-        >>> route.pause(PauseUpstream(Peer("clicks.0"), 1))
-        UpstreamPaused(upstream='clicks.0', round=1, sent=(1, 0), operator='')
-        >>> route.paused
-        True
-        >>> route.update(UpdateTable(Peer("clicks.0"), 1, {ShardId(0): 1}))
-        TableUpdated(upstream='clicks.0', round=1, operator='')
-        >>> route.paused, route.owners(np.array([0])).tolist()
-        (False, [1])
-    """
+    """An upstream's side: the table, the pause, and what was sent to whom."""
 
     def __init__(self, upstream: Peer, *, shards: int, executors: int) -> None:
         self._upstream = upstream

@@ -60,16 +60,6 @@ class SourceSide:
         first: The bytes that it may send each of them before it is granted more.
         limit: The bytes that may wait for credit before it stops reading.
         checkpointed: Whether epochs become durable, so that readers may forget what is committed.
-
-    Example:
-        >>> source = SourceSide(Peer("clicks.0"), [Peer("counts.0")], first=100, limit=100)
-        >>> source.start(StartSource("clicks.0", attempt=1, epoch=1, offset=40))
-        [ReadFrom(offset=40)]
-        >>> source.end_epoch(EndEpoch("clicks.0", attempt=1, epoch=1), offset=52)
-        [EmitMarker(destination='counts.0', attempt=1, epoch=1), \
-ParticipantPrepared(who='clicks.0', attempt=1, epoch=1, note=52)]
-        >>> source.commit(CommitEpoch("clicks.0", attempt=1, epoch=1))
-        [CommitOffset(offset=52)]
     """
 
     def __init__(
@@ -113,12 +103,7 @@ ParticipantPrepared(who='clicks.0', attempt=1, epoch=1, note=52)]
         return [ReadFrom(order.offset)]
 
     def end_epoch(self, order: EndEpoch, offset: Any) -> list[SourceOrder]:
-        """Send the epoch's marker behind all that is cut, and report where the reader stands.
-
-        Args:
-            order: Which epoch.
-            offset: Of the reader, now.
-        """
+        """Send the epoch's marker behind all that is cut, and report where the reader stands."""
         if order.attempt != self.attempt:
             return []
         self.outputs.end_epoch(order.epoch)

@@ -20,13 +20,7 @@ from elasticutor.core.run.participants import Participants
 
 
 class Draining:
-    """Which participants have yet to stop or to rest; the lifecycle says when what is due.
-
-    Args:
-        emit: Takes the instructions.
-        participants: Of the run.
-        patience_s: How long they may take to come to rest.
-    """
+    """Which participants have yet to stop or to rest; the lifecycle says when what is due."""
 
     def __init__(
         self, emit: do.EmitInstruction, participants: Participants, patience_s: float

@@ -36,17 +36,7 @@ class EpochBase:
 
 
 class EpochCycle:
-    """Drives the epochs of one topology.
-
-    Args:
-        coordinator: Decides about attempts and epochs.
-        life: Acts on what comes of them.
-        emit: Takes the instructions.
-        base: What to start from.
-        participants: Of the run. Sources learn of commits too: some keep what they read until then.
-        interval_s: From one epoch's end to the next.
-        patience_s: How long an answer may take.
-    """
+    """Drives the epochs of one topology."""
 
     def __init__(
         self,
@@ -187,12 +177,7 @@ class EpochCycle:
     # Time
 
     def tick(self, now: float, *, absent: bool) -> ev.AnswersLate | None:
-        """End the epoch if it is due; returns who is late.
-
-        Args:
-            now: The time.
-            absent: Whether a participant is being replaced, and cannot answer.
-        """
+        """End the epoch if it is due; returns who is late, unless one is being replaced (`absent`)."""
         if self._closed:
             return None
         if now >= self._due_at:

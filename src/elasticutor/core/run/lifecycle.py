@@ -44,21 +44,6 @@ class RunLifecycle:
         base: What its epochs start from; None if a query drives them.
         free_cores: Says how many cores of every node no executor of any run has.
         shards_move: Says whether shards are on the way between executors, with sources paused.
-
-    Example:
-        >>> n0 = NodeId("n0")
-        >>> life = RunLifecycle(
-        ...     Roles(("count",), ("clicks",), ()), {"count": Placement(n0, {n0: 1})}, [n0],
-        ...     Terms("elastic", None, True, 60, 2, 60, 5), EpochBase(), free_cores=dict,
-        ... )
-        >>> life.handle(ev.StartAsked(), 0.0)
-        [StartMain(who='count', life=0, placed=Placement(node='n0', cores={'n0': 1}))]
-        >>> life.handle(ev.HostUp(0), 0.1)
-        [StartOnHost(number=0, ends=(('clicks', 0),))]
-        >>> life.handle(ev.ParticipantUp("count", 0), 0.2)
-        [Connect(who='count', address=None)]
-        >>> life.handle(ev.ParticipantUp("clicks", 0), 0.2)[-1]
-        BeginAttempt(who='count', attempt=1, base=0, epoch=1, note=None)
     """
 
     def __init__(
@@ -110,12 +95,7 @@ class RunLifecycle:
         self._ending = Ending(self._emit, self.participants)
 
     def handle(self, event: ev.RunEvent, now: float) -> list[do.RunInstruction]:
-        """Take one event in, and say what is to be done about it, in order.
-
-        Args:
-            event: What has happened.
-            now: The time; never earlier than before.
-        """
+        """Take one event in, and say what is to be done about it, in order."""
         handler = _HANDLERS.get(type(event))
         if handler is None:
             raise BadValueError("event", "be one for a run", event)

@@ -31,18 +31,7 @@ if TYPE_CHECKING:
 
 
 class Recovery:
-    """Brings one run back after losses.
-
-    Args:
-        life: Whether losses are borne, and what else comes of them.
-        participants: Of the run.
-        epochs: Begins attempts; None if a query does.
-        emit: Takes the instructions.
-        policy: How often to try again.
-        patience_s: How long a successor may take to come up.
-        free_cores: Says how many cores of every node no executor has.
-        scheduled: Whether a scheduler gives executors cores, so that none are made up here.
-    """
+    """Brings one run back after losses."""
 
     def __init__(
         self,

@@ -44,15 +44,8 @@ log = logging.getLogger(__name__)
 class BatchDriver:
     """Drives the batches of the operators of one query or action, in the driver's loop.
 
-    Args:
-        hub: The driver's loop.
-        supervisor: The run's.
-        count: Says how many tasks a stage runs, of how many partitions its data is, and which
-            exchange its output is for.
-        checkpoint: Where epochs become durable; None: nowhere, and every execution begins
-            with no state.
-        tempo: How often things are done, and how long an answer may take.
-        credit_bytes: What a task may send before more is granted.
+    `count` says of a stage how many tasks it runs, of how many partitions its data is, and which
+    exchange its output is for. Without a checkpoint every execution begins with no state.
     """
 
     durable = False

@@ -120,14 +120,7 @@ class _Executors:
 
 
 class QueryDriver:
-    """Serves the tasks of one elastic DataFrame.
-
-    Args:
-        hub: The driver's loop of the cluster.
-        frame: The name under which its tasks ask for it.
-        ways: Answers what only the engine knows about queries.
-        start: Starts executors.
-    """
+    """Serves the tasks of one elastic DataFrame."""
 
     def __init__(self, hub: DriverLoop, frame: str, ways: Ways, start: Start) -> None:
         self._hub = hub

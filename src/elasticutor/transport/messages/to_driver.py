@@ -17,21 +17,22 @@ from elasticutor.transport.channels import Endpoint
 # From participants --------------------------------------------------------------------------------
 
 
-class Registered(Message):
-    """A participant is up, at this endpoint."""
-
+class _FromParticipant(Message):
     run: str
     who: Peer
+
+
+class Registered(_FromParticipant):
+    """A participant is up, at this endpoint."""
+
     endpoint: Endpoint
     pid: int
     life: int = 0
 
 
-class Said(Message):
+class Said(_FromParticipant):
     """An executor's report, or a source's or a sink's answer to the coordinator."""
 
-    run: str
-    who: Peer
     what: Any
     """Another message."""
 
@@ -79,22 +80,18 @@ class Staff(Message):
     """How long the change took, from the grant or the taking of the core."""
 
 
-class Measured(Message):
+class Measured(_FromParticipant):
     """What an executor measured since the last time."""
 
-    run: str
-    who: Peer
     metrics: ExecutorMetrics
     tasks: Mapping[TaskId, TaskSeen]
     dropped: int
     """Messages that were malformed or out of place, since it started."""
 
 
-class SourceMeasured(Message):
+class SourceMeasured(_FromParticipant):
     """What a source task sent since the last time."""
 
-    run: str
-    who: Peer
     seconds: float
     rows: int
     blocked_share: float
@@ -106,29 +103,23 @@ class SourceMeasured(Message):
     """The number of rows for each executor."""
 
 
-class ShardLoadsMeasured(Message):
+class ShardLoadsMeasured(_FromParticipant):
     """The load of every shard of an executor, in cores, where upstreams hold the table."""
 
-    run: str
-    who: Peer
     loads: FloatArray
 
 
-class SinkMeasured(Message):
+class SinkMeasured(_FromParticipant):
     """Rows that a sink took in since the last time, and their latencies."""
 
-    run: str
-    who: Peer
     seconds: float
     rows: int
     latency: LatencyHistogram
 
 
-class Collected(Message):
+class Collected(_FromParticipant):
     """A batch of a memory sink, on its way to the driver."""
 
-    run: str
-    who: Peer
     attempt: Attempt
     epoch: Epoch
     schema: bytes

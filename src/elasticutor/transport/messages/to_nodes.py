@@ -12,30 +12,29 @@ from elasticutor.transport.channels import Endpoint
 # To nodes -----------------------------------------------------------------------------------------
 
 
-class StartExecutor(Message):
-    """Start the main process of an elastic executor."""
-
+class _ForExecutor(Message):
     run: str
     who: Peer
+
+
+class StartExecutor(_ForExecutor):
+    """Start the main process of an elastic executor."""
+
     payload: bytes
     life: int = 0
     """Counted from 0: each successor of a lost executor is another life."""
 
 
-class DropExecutor(Message):
+class DropExecutor(_ForExecutor):
     """End the tasks and remove the store that earlier lives of an executor have left here."""
 
-    run: str
-    who: Peer
     life: int
     """The first life that stays."""
 
 
-class ToNode(Message):
+class ToNode(_ForExecutor):
     """An instruction of an executor to a node: for its store, or about a task's process."""
 
-    run: str
-    who: Peer
     reply: Endpoint
     order: Any
     """The instruction."""
@@ -66,11 +65,9 @@ class Slice(Message):
     piece: SendSlice
 
 
-class ReadState(Message):
+class ReadState(_ForExecutor):
     """Send all of an operator's state that is on this node to the driver."""
 
-    run: str
-    who: Peer
     ask: int
 
 
