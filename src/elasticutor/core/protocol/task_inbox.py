@@ -19,7 +19,7 @@ from elasticutor.core.protocol.ids import ChunkId, ShardId
 
 
 class Work:
-    """A chunk as its task has it: which of its tuples are left, and which are done but unreported."""
+    """A chunk as its task has it: the tuples that are left, and those done but not reported."""
 
     __slots__ = ("_done", "chunk", "content", "left", "shards")
 

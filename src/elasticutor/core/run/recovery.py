@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 class Recovery:
-    """Brings one run back after losses."""
+    """Brings one run back after losses.
+
+    Where a scheduler gives cores (`scheduled`), those of a lost node are not made up for here.
+    """
 
     def __init__(
         self,
