@@ -6,8 +6,9 @@ import dataclasses
 import functools
 import math
 import struct
+import types
 from collections.abc import Mapping
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -88,6 +89,8 @@ def of(hint: Any) -> st.SearchStrategy[Any]:
         return messages_of(hint)  # type: ignore[arg-type]
     origin: Any = get_origin(hint)
     args: tuple[Any, ...] = get_args(hint)
+    if origin in (Union, types.UnionType):
+        return st.one_of(map(of, args))
     if origin is Mapping:
         return st.dictionaries(of(args[0]), of(args[1]), max_size=3)
     if origin is tuple:

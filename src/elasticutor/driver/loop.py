@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.run import run_events as ev
@@ -24,6 +24,9 @@ from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint, Links
 from elasticutor.transport.mailbox import Mailbox
 from elasticutor.transport.security import ClusterKeys
+
+if TYPE_CHECKING:
+    from elasticutor.driver.queries.query_driver import QueryDriver
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +40,6 @@ SILENCE_S = 10.0
 
 class ClusterError(ElasticutorError, RuntimeError):
     """A cluster that does not come up, or is gone."""
-
-
-class Receives(Protocol):
-    """Receives the tasks of a query."""
-
-    def take(self, message: say.Arrive) -> None:
-        """Take in that a task has come."""
 
 
 class DriverLoop:
@@ -62,7 +58,7 @@ class DriverLoop:
         self.gone: dict[NodeId, str] = {}
         """Nodes that were lost, and why."""
         self.runs: dict[str, Supervisor] = {}
-        self.receptions: dict[str, Receives] = {}
+        self.receptions: dict[str, QueryDriver] = {}
         """Where the tasks of queries are received, by their elastic DataFrame."""
         self.changed = threading.Condition()
         """Notified when a node comes or goes."""

@@ -33,7 +33,7 @@ from elasticutor.driver.queries.batch_driver import BatchDriver
 from elasticutor.driver.repartitioning import ANSWERS, Leads
 from elasticutor.driver.scheduling import Interval
 from elasticutor.errors import ElasticutorError, ProtocolError
-from elasticutor.state.checkpoint import Checkpoint, StateFile
+from elasticutor.state.checkpoint import Checkpoint
 from elasticutor.topology import Plan
 from elasticutor.transport import messages as say
 
@@ -100,7 +100,7 @@ class Supervisor:
         self.pids, self.book = self._connections.pids, self._connections.book
         self._batches = batches(self) if batches else None
         self._checkpoint = None if batches else checkpoint
-        self._clerk = CheckpointWriter(self._checkpoint, hub.post) if self._checkpoint else None
+        self._writer = CheckpointWriter(self._checkpoint, hub.post) if self._checkpoint else None
         self.leads = Leads(self, self.ask, hub.send_node)
         self.cores_changed()
 
@@ -200,9 +200,9 @@ class Supervisor:
         self._connections.close()
         if self._batches is not None:
             self._batches.close()
-        if self._checkpoint is not None and self._clerk is not None:
+        if self._checkpoint is not None and self._writer is not None:
             ends(self._checkpoint)  # a run that wants it waits until it is released
-            self._clerk.close()
+            self._writer.close()
         self.journal.write("run ended", run=self.run, seconds=order.seconds, error=order.error)
         self.journal.close()
         self._set_phase(RunPhase.ENDED)
@@ -213,16 +213,12 @@ class Supervisor:
     # The checkpoint
 
     def _write(self, order: co.WriteManifest) -> None:
-        assert self._clerk is not None  # without a checkpoint no manifest is ordered
-        notes = dict(order.notes)
-        said = [note for who in self.executors for note in notes.pop(who, None) or ()]
-        files = [StateFile.from_note(note) for note in said]
-        size = sum(file.size for file in files)
+        assert self._writer is not None  # without a checkpoint no manifest is ordered
 
-        def stored(error: Exception | None) -> None:
+        def stored(size: int, error: Exception | None) -> None:
             self.decide(ev.EpochStored(order.epoch, order.attempt, size, error))
 
-        self._clerk.commit(order, files, notes, stored)
+        self._writer.commit(order, self.executors, stored)
 
     # Time
 

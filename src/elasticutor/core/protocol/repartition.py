@@ -37,36 +37,38 @@ from elasticutor.errors import BadValueError, OutOfOrderError, UnknownShardError
 # From the repartitioner ---------------------------------------------------------------------------
 
 
-class PauseUpstream(Message):
-    """Send nothing more; answered by `UpstreamPaused`."""
-
+class _WithUpstream(Message):
     upstream: Peer
     round: int
+
+
+class _WithExecutor(Message):
+    executor: Peer
+    round: int
+
+
+class PauseUpstream(_WithUpstream):
+    """Send nothing more; answered by `UpstreamPaused`."""
+
     operator: str = ""
     """Whose table is to change, where an upstream has several."""
 
 
-class DrainExecutor(Message):
+class DrainExecutor(_WithExecutor):
     """Process this many tuples since the start, and their outputs; by `ExecutorDrained`."""
 
-    executor: Peer
-    round: int
     rows: int
 
 
-class ReleaseShards(Message):
+class ReleaseShards(_WithExecutor):
     """Write the state of these shards to the node's store and forget it; by `ShardsReleased`."""
 
-    executor: Peer
-    round: int
     shards: tuple[ShardId, ...]
 
 
-class UpdateTable(Message):
+class UpdateTable(_WithUpstream):
     """These shards belong to these executors from now on; go on sending. By `TableUpdated`."""
 
-    upstream: Peer
-    round: int
     owners: Mapping[ShardId, int]
     operator: str = ""
 
@@ -117,20 +119,15 @@ class ConfirmOutputs(Message):
 # The answers --------------------------------------------------------------------------------------
 
 
-class UpstreamPaused(Message):
+class UpstreamPaused(_WithUpstream):
     """Nothing more comes from this upstream; how many tuples it has sent to each executor."""
 
-    upstream: Peer
-    round: int
     sent: tuple[int, ...]
     operator: str = ""
 
 
-class ExecutorDrained(Message):
+class ExecutorDrained(_WithExecutor):
     """All that was sent to the executor is processed, and its destinations have the outputs."""
-
-    executor: Peer
-    round: int
 
 
 class OutputsTaken(Message):
@@ -140,18 +137,13 @@ class OutputsTaken(Message):
     round: int
 
 
-class ShardsReleased(Message):
+class ShardsReleased(_WithExecutor):
     """The shards' state is in the node's store."""
 
-    executor: Peer
-    round: int
 
-
-class TableUpdated(Message):
+class TableUpdated(_WithUpstream):
     """The upstream sends by the new table."""
 
-    upstream: Peer
-    round: int
     operator: str = ""
 
 

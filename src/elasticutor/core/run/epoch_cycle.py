@@ -177,7 +177,7 @@ class EpochCycle:
     # Time
 
     def tick(self, now: float, *, absent: bool) -> ev.AnswersLate | None:
-        """End the epoch if it is due; returns who is late, unless a successor is awaited (`absent`)."""
+        """End the epoch if it is due; returns who is late, unless a participant is `absent`."""
         if self._closed:
             return None
         if now >= self._due_at:

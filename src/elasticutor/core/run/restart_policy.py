@@ -14,11 +14,7 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.01, 5.0
 
 
 class RestartPolicy:
-    """Counts failures since the last progress, by their kind.
-
-    Args:
-        most: How many failures of one kind are put up with.
-    """
+    """Counts failures since the last progress, by their kind."""
 
     def __init__(self, most: int) -> None:
         if type(most) is not int or most < 0:

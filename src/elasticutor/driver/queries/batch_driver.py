@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from elasticutor.core.protocol import batch_protocol as ba
@@ -31,7 +32,7 @@ from elasticutor.errors import StaleAttemptError
 from elasticutor.process.failures import AGAIN, RERUN, BatchError, described
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.process.specs import Tempo
-from elasticutor.state.checkpoint import Checkpoint, StateFile
+from elasticutor.state.checkpoint import Checkpoint
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
@@ -250,10 +251,8 @@ class BatchDriver:
 
     def _write(self, order: co.WriteManifest) -> None:
         assert self._writer is not None  # only what is kept is written
-        said = [note for who in order.notes for note in order.notes[who] or ()]
-        files = [StateFile.from_note(note) for note in said]
-        size = sum(file.size for file in files)
-        self._writer.commit(order, files, {}, lambda error: self._written(order, size, error))
+        written = partial(self._written, order)
+        self._writer.commit(order, self._supervisor.executors, written)
 
     def _written(self, order: co.WriteManifest, size: int, error: Exception | None) -> None:
         if self._closed:
