@@ -90,7 +90,7 @@ def of(hint: Any) -> st.SearchStrategy[Any]:
     origin: Any = get_origin(hint)
     args: tuple[Any, ...] = get_args(hint)
     if origin in (Union, types.UnionType):
-        return st.one_of(map(of, args))
+        return st.one_of(*map(of, args))
     if origin is Mapping:
         return st.dictionaries(of(args[0]), of(args[1]), max_size=3)
     if origin is tuple:
