@@ -124,8 +124,7 @@ class Blueprint:
 
     def site_elsewhere(self, host: say.EndsHostUp, life: int = 0) -> Site:
         """The site of a process on no node."""
-        name = NodeId(f"ends-{host.number}")
-        hub = self._hub
+        name, hub = NodeId(f"ends-{host.number}"), self._hub
         return Site(
             self._run, name, host.sockets, host.host, hub.keys, hub.endpoint, life, on_node=False
         )

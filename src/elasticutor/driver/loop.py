@@ -38,6 +38,9 @@ SILENCE_S = 10.0
 """A node that has not been heard of for so long counts as lost; it is asked every second."""
 
 
+_FRAME_GONE = "the elastic DataFrame is gone: its cluster was stopped, or it is of another driver"
+
+
 class ClusterError(ElasticutorError, RuntimeError):
     """A cluster that does not come up, or is gone."""
 
@@ -267,12 +270,13 @@ class DriverLoop:
             case say.Failed(run="", who=who, text=text):
                 self.lose_node(NodeId(who.removeprefix("node ")), text)
             case say.EndsHostUp(run=name) if name not in self.runs:
-                self._send_home(message)
-            case say.Arrive(frame):
-                if frame in self.receptions:
-                    self.receptions[frame].take(message)
-                else:
-                    self._turn_away(message)
+                end = say.EndRun(name, 0.0)
+                self._answer_once(f"late host of {name}", message.endpoint, end)
+            case say.Arrive(frame) if frame in self.receptions:
+                self.receptions[frame].take(message)
+            case say.Arrive(task=task):
+                refused = say.Refused(task.task, b"", _FRAME_GONE)
+                self._answer_once(f"late task {task.task}", message.endpoint, refused)
             case _:
                 run = self.runs.get(getattr(message, "run", ""))
                 if run is None:
@@ -284,19 +288,10 @@ class DriverLoop:
                     log.exception("handling %s failed", type(message).__name__)
                     run.decide(ev.RunFailed(error))
 
-    def _send_home(self, host: say.EndsHostUp) -> None:
-        """Let a host of sources and sinks end that has come up after its run."""
-        name = f"late host of {host.run}"
-        self.mail.know(name, host.endpoint)
-        self.mail.send(name, say.EndRun(host.run, 0.0))
-        self.mail.forget(name)
-
-    def _turn_away(self, arrived: say.Arrive) -> None:
-        """Refuse a task of an elastic DataFrame that is gone."""
-        name = f"late task {arrived.task.task}"
-        text = "the elastic DataFrame is gone: its cluster was stopped, or it is of another driver"
-        self.mail.know(name, arrived.endpoint)
-        self.mail.send(name, say.Refused(arrived.task.task, b"", text))
+    def _answer_once(self, name: str, endpoint: Endpoint, message: Any) -> None:
+        """Send to a process that has come too late, and forget it."""
+        self.mail.know(name, endpoint)
+        self.mail.send(name, message)
         self.mail.forget(name)
 
     def _on_node_up(self, node: NodeId, message: say.NodeUp) -> None:

@@ -170,9 +170,6 @@ class Supervisor:
                 if self._batches is not None:
                     self._batches.stop()
                 self._connections.end(order)
-            case do.StartBatches():
-                if self._batches is not None:
-                    self._batches.start()
             case do.DiscardUncommitted(attempt):
                 self.answers.begin(attempt)
             case do.KeepCommitted(epoch):

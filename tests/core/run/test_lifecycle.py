@@ -47,9 +47,10 @@ def test_a_run_that_does_not_start_in_time_says_who_is_missing() -> None:
 def test_a_query_feeds_its_run_when_all_executors_are_up() -> None:
     rig = Rig(query=True)
     rig.hosts_up()
-    rig.up(*EVERYBODY)
-    assert rig.of(do.StartBatches) == [do.StartBatches()]
-    rig.tell(ev.BatchesFlow())
+    rig.up(*EVERYBODY[:-1])
+    assert rig.phase() is RunPhase.STARTING
+    rig.up(EVERYBODY[-1])
+    assert rig.of(do.EnterPhase) == [do.EnterPhase(RunPhase.RUNNING)]
     assert rig.phase() is RunPhase.RUNNING
     rig.tell(ev.DrainAsked())  # its batches end by themselves
     assert rig.phase() is RunPhase.RUNNING

@@ -57,12 +57,8 @@ from elasticutor.errors import BadValueError, OutOfOrderError, StaleAttemptError
 class Batches:
     """Decides what becomes of the tasks that feed the operators of one query, or of one action.
 
-    Args:
-        executors: Of all operators that are fed.
-        committed: The epoch to begin with.
-        first: All attempts come after it.
-        keeps: Whether state goes on from batch to batch, and is durable; if not, every execution
-            begins with nothing.
+    `committed` is the epoch to begin with, and all attempts come after `first`. Unless it `keeps`
+    state, every execution begins with nothing.
 
     Example:
         >>> batches = Batches(["count.0"], committed=Epoch(4))

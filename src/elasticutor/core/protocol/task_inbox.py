@@ -78,12 +78,6 @@ class SingleWork(Work):
         self.left = list(range(len(shards)))
         self._done = []
 
-    def begin(self, count: int) -> list[int]:  # type: ignore[override]
-        """Count the next tuples as begun; returns their positions."""
-        begun, self.left = self.left[:count], self.left[count:]
-        self._done.append(begun)
-        return begun
-
     def leave_out(self, shard: ShardId) -> int:
         """Take the shard's tuples that are not begun out; returns their number."""
         count = len(self.left)

@@ -34,16 +34,10 @@ _GOING = (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.RECOVERING, RunPhase.DRA
 
 
 class RunLifecycle:
-    """Decides about one run.
+    """Decides about one run. A query drives the epochs of one without a `base`.
 
-    Args:
-        roles: Who takes part.
-        placements: Where executors are, and the cores that they start with.
-        nodes: The nodes that are up.
-        terms: What the run has to keep to.
-        base: What its epochs start from; None if a query drives them.
-        free_cores: Says how many cores of every node no executor of any run has.
-        shards_move: Says whether shards are on the way between executors, with sources paused.
+    `free_cores` says how many cores of every node no executor of any run has, `shards_move` whether
+    shards are on the way between executors, with sources paused.
     """
 
     def __init__(
@@ -162,7 +156,7 @@ class RunLifecycle:
     def all_up(self) -> None:
         """Begin: all participants are up for the first time."""
         if self.epochs is None:
-            self._emit(do.StartBatches())
+            self.sources_started()  # a query's tuples flow as soon as it has any
         else:
             self.epochs.start(self._now)
 
@@ -448,7 +442,6 @@ _HANDLERS: dict[type, Callable[[RunLifecycle, Any], None]] = {
     ev.NodeJoined: RunLifecycle._on_node_joined,
     ev.HostUp: RunLifecycle._on_host_up,
     ev.ParticipantUp: RunLifecycle._on_up,
-    ev.BatchesFlow: lambda life, _: life.sources_started(),
     co.ProcessLost: RunLifecycle._on_process_lost,
     ev.NodeLeft: RunLifecycle._on_node_left,
     ev.HostLost: RunLifecycle._on_host_lost,

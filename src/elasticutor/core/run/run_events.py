@@ -76,10 +76,6 @@ class ParticipantUp(DriverEvent):
     """Handed back with `Connect`."""
 
 
-class BatchesFlow(DriverEvent):
-    """The query that drives the batches of this run can feed it."""
-
-
 # What is lost ------------------------------------------------------------------------------------
 
 

@@ -104,10 +104,6 @@ class ReportLoss(DriverInstruction):
 # The run -----------------------------------------------------------------------------------------
 
 
-class StartBatches(DriverInstruction):
-    """All executors of a query are up: let it feed them."""
-
-
 class DiscardUncommitted(DriverInstruction):
     """An attempt begins: what was collected and not committed comes again."""
 

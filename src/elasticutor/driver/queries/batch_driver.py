@@ -75,7 +75,6 @@ class BatchDriver:
             keeps=checkpoint is not None,
         )
         self.reporter = Reporter(supervisor.plan)
-        self.started = False
         self.flowing_since = math.inf
         self.idle_since = time.monotonic()
         """When the last task left."""
@@ -106,11 +105,6 @@ class BatchDriver:
     def waiting_for(self) -> list[str]:
         """What the batch waits for, in words."""
         return self.batches.waiting_for()
-
-    def start(self) -> None:
-        """Let tasks come: all executors are up."""
-        self.started = True
-        self._supervisor.decide(ev.BatchesFlow())
 
     def note(self, who: Peer, report: Any) -> None:
         """Take what an executor reports for the record."""
