@@ -70,26 +70,26 @@ def test_a_doomed_process_dies_before_it_sends(
     mail: DoomedMailbox, send: Callable[[DoomedMailbox], None]
 ) -> None:
     doom(mail, DieAt(True, "ShardOpened"))
-    mail.send("me", say.Rest())
-    assert take(mail, 1) == [say.Rest()]
+    mail.send("me", say.Finish())
+    assert take(mail, 1) == [say.Finish()]
     with pytest.raises(Died):
         send(mail)
 
 
 def test_a_doomed_process_dies_before_it_takes_in(mail: DoomedMailbox) -> None:
     doom(mail, DieAt(False, "ShardOpened"))
-    for message in (say.Rest(), OPENED):
+    for message in (say.Finish(), OPENED):
         mail.send("me", message)
     with pytest.raises(Died):
         take(mail, 2)
 
 
 def test_the_last_doom_counts(mail: DoomedMailbox) -> None:
-    doom(mail, DieAt(True, "ShardOpened"), DieAt(True, "Rest"))
+    doom(mail, DieAt(True, "ShardOpened"), DieAt(True, "Finish"))
     mail.send("me", OPENED)
     assert take(mail, 1) == [OPENED]
     with pytest.raises(Died):
-        mail.send("me", say.Rest())
+        mail.send("me", say.Finish())
 
 
 def test_a_doom_for_a_task_goes_on_to_it_and_an_unknown_task_has_none(mail: DoomedMailbox) -> None:
@@ -99,7 +99,7 @@ def test_a_doom_for_a_task_goes_on_to_it_and_an_unknown_task_has_none(mail: Doom
     mail.send("me", OPENED)
     assert take(mail, 1) == [OPENED]
     doom(mail, DieAt(True, "ShardOpened", TaskId(3)))
-    mail.send("me", say.Rest())
-    assert take(mail, 1) == [say.Rest()]  # behind the doom, which has come back by now
+    mail.send("me", say.Finish())
+    assert take(mail, 1) == [say.Finish()]  # behind the doom, which has come back by now
     with pytest.raises(Died):
         mail.send("me", OPENED)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from elasticutor.core.protocol import batches as ba
-from elasticutor.core.protocol.batches import Batches, BatchOrder, BatchPhase, Ingress
+from elasticutor.core.protocol import batch_protocol as ba
+from elasticutor.core.protocol import coordinator as co
+from elasticutor.core.protocol.batch_attempt import BatchPhase
+from elasticutor.core.protocol.batch_protocol import BatchOrder, Ingress
+from elasticutor.core.protocol.batches import Batches
 from elasticutor.core.protocol.coordinator import WriteManifest
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.errors import BadValueError, OutOfOrderError, StaleAttemptError
@@ -41,7 +44,7 @@ class Query:
         return self.tell(event)
 
     def ready(self) -> list[BatchOrder]:
-        orders = [self.tell(ba.ExecutorReady(Peer(who), self.attempt)) for who in EXECUTORS]
+        orders = [self.tell(co.ParticipantReady(Peer(who), self.attempt)) for who in EXECUTORS]
         return [order for some in orders for order in some]
 
     def run(self, *tasks: Ingress) -> list[BatchOrder]:
@@ -58,7 +61,7 @@ class Query:
     def prepare(self) -> list[BatchOrder]:
         epoch = self.batches.epoch
         orders = [
-            self.tell(ba.ExecutorPrepared(Peer(who), self.attempt, epoch)) for who in EXECUTORS
+            self.tell(co.ParticipantPrepared(Peer(who), self.attempt, epoch)) for who in EXECUTORS
         ]
         return [order for some in orders for order in some]
 
@@ -106,8 +109,8 @@ def test_nobody_is_admitted_before_all_executors_are_ready() -> None:
     query = Query()
     query.arrive(a_task(0))
     query.counted(a_task(0), 1)
-    assert query.tell(ba.ExecutorReady(Peer("x/0"), Attempt(1))) == []
-    assert admitted(query.tell(ba.ExecutorReady(Peer("x/1"), Attempt(1)))) == [a_task(0)]
+    assert query.tell(co.ParticipantReady(Peer("x/0"), Attempt(1))) == []
+    assert admitted(query.tell(co.ParticipantReady(Peer("x/1"), Attempt(1)))) == [a_task(0)]
 
 
 def test_a_task_that_comes_while_others_send_is_admitted_at_once() -> None:
@@ -166,8 +169,8 @@ def test_the_last_task_leaves_at_once_if_the_epoch_is_durable_already() -> None:
 def test_the_manifest_names_its_predecessor_and_what_executors_said() -> None:
     query = Query()
     query.run(a_task())
-    query.tell(ba.ExecutorPrepared(Peer("x/1"), Attempt(1), Epoch(5), ("f",)))
-    (order,) = query.tell(ba.ExecutorPrepared(Peer("x/0"), Attempt(1), Epoch(5)))
+    query.tell(co.ParticipantPrepared(Peer("x/1"), Attempt(1), Epoch(5), ("f",)))
+    (order,) = query.tell(co.ParticipantPrepared(Peer("x/0"), Attempt(1), Epoch(5)))
     notes = {Peer("x/0"): None, Peer("x/1"): ("f",)}
     assert order == WriteManifest(Epoch(5), Attempt(1), Epoch(4), notes)
 
@@ -367,8 +370,8 @@ def test_nothing_is_owed_that_became_durable_after_all() -> None:
     [
         ba.StageCounted(1, 1, 1, 1),
         ba.WentBack(Attempt(1)),
-        ba.ExecutorReady(Peer("x/0"), Attempt(1)),
-        ba.ExecutorPrepared(Peer("x/0"), Attempt(1), Epoch(5)),
+        co.ParticipantReady(Peer("x/0"), Attempt(1)),
+        co.ParticipantPrepared(Peer("x/0"), Attempt(1), Epoch(5)),
         ba.TaskDone(a_task(), Attempt(1)),
         ba.EpochDurable(Attempt(1), Epoch(5)),
     ],
@@ -388,9 +391,9 @@ def test_what_belongs_to_an_attempt_that_was_given_up_is_late(event: ba.BatchEve
     [
         ba.TaskArrived(a_task()),
         ba.WentBack(Attempt(1)),
-        ba.ExecutorReady(Peer("x/0"), Attempt(2)),
-        ba.ExecutorPrepared(Peer("x/0"), Attempt(1), Epoch(6)),
-        ba.ExecutorPrepared(Peer("y/0"), Attempt(1), Epoch(5)),
+        co.ParticipantReady(Peer("x/0"), Attempt(2)),
+        co.ParticipantPrepared(Peer("x/0"), Attempt(1), Epoch(6)),
+        co.ParticipantPrepared(Peer("y/0"), Attempt(1), Epoch(5)),
         ba.TaskDone(a_task(1), Attempt(1)),
         ba.EpochDurable(Attempt(1), Epoch(5)),
     ],

@@ -16,8 +16,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from elasticutor.core.protocol import batches as ba
-from elasticutor.core.protocol.batches import Batches, Ingress
+from elasticutor.core.protocol import batch_protocol as ba
+from elasticutor.core.protocol import coordinator as co
+from elasticutor.core.protocol.batch_protocol import Ingress
+from elasticutor.core.protocol.batches import Batches
 from elasticutor.core.protocol.coordinator import WriteManifest
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.errors import StaleAttemptError
@@ -304,7 +306,7 @@ class AnyOrder(RuleBasedStateMachine):
             case "begin", ba.BeginBatch(who, attempt, _, epoch, _, upstreams):
                 if attempt > self.executors[who].attempt:
                     self.executors[who] = Executor(attempt, epoch, upstreams)
-                    self.mail.append(("event", ba.ExecutorReady(who, attempt)))
+                    self.mail.append(("event", co.ParticipantReady(who, attempt)))
             case "data", (who, ba.Admit() as admitted):
                 self.apply(who, admitted)
             case "event", event:
@@ -331,7 +333,7 @@ class AnyOrder(RuleBasedStateMachine):
             self.mail.append(("event", ba.TaskDone(task, admitted.attempt)))
         if len(executor.applied) == len(executor.upstreams):
             self.prepared[executor.attempt, who] = frozenset(executor.applied.values())
-            done = ba.ExecutorPrepared(who, executor.attempt, executor.epoch)
+            done = co.ParticipantPrepared(who, executor.attempt, executor.epoch)
             self.mail.append(("event", done))
 
 

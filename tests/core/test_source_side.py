@@ -12,12 +12,13 @@ from elasticutor.core.protocol.coordinator import (
     CommitEpoch,
     EndEpoch,
     ParticipantPrepared,
+    SourceExhausted,
     StartSource,
 )
 from elasticutor.core.protocol.events import Output
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.core.protocol.instructions import Emit, EmitMarker
-from elasticutor.core.protocol.source import CommitOffset, ReadFrom, ReportExhausted, SourceSide
+from elasticutor.core.protocol.source import CommitOffset, ReadFrom, SourceSide
 from elasticutor.errors import OutOfOrderError, UnknownPeerError
 
 ME, LEFT, RIGHT = Peer("clicks.0"), Peer("counts.0"), Peer("counts.1")
@@ -151,10 +152,10 @@ def test_a_draining_source_is_silent_after_its_next_marker_until_it_starts_again
 
 def test_a_source_reports_once_in_each_attempt_that_it_is_exhausted() -> None:
     source = started()
-    assert source.exhaust() == [ReportExhausted(Attempt(1))]
+    assert source.exhaust() == [SourceExhausted(ME, Attempt(1))]
     assert source.exhaust() == []
     start(source, 2)
-    assert source.exhaust() == [ReportExhausted(Attempt(2))]
+    assert source.exhaust() == [SourceExhausted(ME, Attempt(2))]
 
 
 @given(st.lists(st.sampled_from(["send", "credit", "end", "old credit", "fail"]), max_size=40))

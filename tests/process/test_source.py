@@ -16,7 +16,9 @@ from elasticutor.core.protocol.coordinator import (
     CommitEpoch,
     EndEpoch,
     ParticipantPrepared,
+    SourceExhausted,
     StartSource,
+    StopSending,
 )
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
 from elasticutor.core.protocol.repartition import PauseUpstream
@@ -141,6 +143,10 @@ class SourceRig:
     def sent(self, kind: type) -> list[Any]:
         return [message for who, message in self.mail.sent if isinstance(message, kind)]
 
+    def said(self, kind: type) -> list[Any]:
+        """What it has told the driver, of a kind."""
+        return [said.what for said in self.sent(say.Said) if isinstance(said.what, kind)]
+
     def tuples(self) -> list[Any]:
         """Messages with tuples, in batches or row by row."""
         return [
@@ -149,8 +155,7 @@ class SourceRig:
 
     def offsets(self) -> list[Any]:
         """What it has told the coordinator."""
-        said = [message.what for message in self.sent(say.Said)]
-        return [what.note for what in said if isinstance(what, ParticipantPrepared)]
+        return [what.note for what in self.said(ParticipantPrepared)]
 
 
 def test_tuples_wait_for_others_when_a_packet_has_just_left() -> None:
@@ -273,11 +278,11 @@ def test_without_a_checkpoint_a_reader_is_told_of_no_commit() -> None:
 def test_a_new_attempt_reads_again_from_its_offset_and_forgets_the_one_before() -> None:
     rig = SourceRig()
     rig.start(1)
-    rig.take(say.StopSource())
+    rig.take(StopSending(WHO))
     rig.read(20)
     rig.end(1, 1)
     rig.read()
-    assert len(rig.sent(say.Exhausted)) == 1
+    assert len(rig.said(SourceExhausted)) == 1
     Clicks.log.clear()
     rig.start(2, offset=7)
     assert Clicks.log == ["close", ("open", 7)]
@@ -289,7 +294,7 @@ def test_a_new_attempt_reads_again_from_its_offset_and_forgets_the_one_before() 
     assert rig.process._side.credit_step == 0
     rig.read(20)
     assert [message.attempt for message in rig.tuples()] == [2, 2, 2]
-    assert len(rig.sent(say.Exhausted)) == 1
+    assert len(rig.said(SourceExhausted)) == 1
     rig.end(2, 1)
     assert rig.offsets() == [10]
     assert [marker.attempt for marker in rig.sent(say.Marker)] == [2]
@@ -303,13 +308,13 @@ def test_a_source_is_silent_after_its_last_marker_only_if_this_attempt_is_draine
 ) -> None:
     rig = SourceRig()
     rig.start(1)
-    rig.take(say.StopSource())
+    rig.take(StopSending(WHO))
     rig.end(1, 1)
     rig.read()
     assert rig.tuples() == []
     rig.start(2)
     if drained:
-        rig.take(say.StopSource())
+        rig.take(StopSending(WHO))
     rig.end(2, 1)
     rig.read()
     assert len(rig.tuples()) == (0 if drained else 1)

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from tests.runtime.live import PATIENCE_S, Chain, Link, link, pid_of_node, started, wait_until
 
-from elasticutor.core.protocol.batches import Ingress
+from elasticutor.core.protocol.batch_protocol import Ingress
 from elasticutor.core.protocol.ids import Epoch
 from elasticutor.driver.process_cluster import ProcessCluster
 from elasticutor.driver.queries.batch_driver import BatchDriver

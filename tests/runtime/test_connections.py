@@ -101,11 +101,11 @@ def test_nodes_are_introduced_as_nodes_unless_they_are_gone_again() -> None:
 
 def test_nothing_is_sent_to_a_participant_that_is_not_up() -> None:
     rig = Rig()
-    rig.connections.send(OUT, say.Rest())
-    assert rig.mail.sent.pop() == ((OUT,), say.Rest())
+    rig.connections.send(OUT, say.Finish())
+    assert rig.mail.sent.pop() == ((OUT,), say.Finish())
     rig.connections.drop(do.DropLife(OUT, 0, None))
-    rig.connections.send(OUT, say.Rest())
-    assert not any(isinstance(message, say.Rest) for _, message in rig.mail.sent)
+    rig.connections.send(OUT, say.Finish())
+    assert not any(isinstance(message, say.Finish) for _, message in rig.mail.sent)
 
 
 @pytest.mark.parametrize(("executors", "measure_s"), [(3, 0.25), (1000, 2.0)])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import msgspec
 import pyarrow as pa
 import pytest
 from tests.runtime.live import (
@@ -156,7 +157,11 @@ def doom(cluster: ProcessCluster, run: Run, who: str, point: str) -> None:
             # A task that is only starting has no mailbox yet, and the order would be dropped.
             wait_until(lambda: all(t.pid for t in run.tasks("chain", 0).values()), "all tasks")
             task = max(run.tasks("chain", 0))
-            hub.call(lambda: supervisor.ask(supervisor.executors[0], replace(order, task=task)))
+            hub.call(
+                lambda: supervisor.ask(
+                    supervisor.executors[0], msgspec.structs.replace(order, task=task)
+                )
+            )
         case "node":
             node = max(run.cores("chain", 0), key=lambda name: name != supervisor.home(MAIN))
             hub.call(lambda: hub.send_node(node, order))

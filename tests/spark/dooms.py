@@ -21,7 +21,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.spark.rig import Count
 
 from elasticutor import elastic, read_state
-from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol import batch_protocol as ba
+from elasticutor.core.protocol.batch_attempt import BatchPhase
 from elasticutor.core.protocol.coordinator import WriteManifest
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.driver.queries.batch_driver import BatchDriver
@@ -227,7 +228,7 @@ class Reaper:
         if doom is None or doom.point != "unwritten":
             return False
         # Whoever comes first, the last of the tasks or the order: both have to be there.
-        if driver.batches.phase is ba.BatchPhase.WRITING and _last(driver):
+        if driver.batches.phase is BatchPhase.WRITING and _last(driver):
             self._later(driver, "unwritten")
         return True
 

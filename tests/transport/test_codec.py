@@ -266,8 +266,8 @@ def test_frames_that_do_not_fit_together_are_refused(frames: list[bytes]) -> Non
 
 
 def test_the_reason_of_a_refusal_is_short_enough_for_a_log() -> None:
-    long = msgspec.msgpack.encode({"run": "r", "node": {"x" * 10**6: 1}})
-    for frame in (control_head("RunEnded") + long, control_head("x" * 255)):
+    long = msgspec.msgpack.encode({"name": {"x" * 10**6: 1}})
+    for frame in (control_head("PlaceCleared") + long, control_head("x" * 255)):
         with pytest.raises(WireError) as refusal:
             decode([frame])
         assert len(str(refusal.value)) < 500

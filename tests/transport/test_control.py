@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import dataclasses
 import functools
 import math
 import os
@@ -11,7 +12,6 @@ import pickle
 import subprocess
 import sys
 import tracemalloc
-from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.core.work_rig import done
 from tests.transport.wire_rig import (
     CONTROL,
@@ -34,6 +35,7 @@ from tests.transport.wire_rig import (
 
 from elasticutor.core.measure.latency import BUCKETS, LatencyHistogram
 from elasticutor.core.measure.metrics import Meter
+from elasticutor.core.message import Message
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
@@ -144,7 +146,7 @@ def test_a_measurement_comes_back_with_shards_and_latencies() -> None:
 def test_many_rows_of_a_shard_arrive_as_they_are() -> None:
     for rows in (2**16 - 1, 2**16, 2**32, 2**62):
         shard_rows = np.array([rows, 0])
-        metrics = replace(
+        metrics = dataclasses.replace(
             measured().metrics, shard_rows=shard_rows, shard_seconds=np.zeros(2), state_bytes=rows
         )
         after = back(replace(measured(), metrics=metrics))
@@ -222,8 +224,7 @@ def test_a_value_that_holds_itself_is_not_sent() -> None:
 # Messages that are not the system's own -----------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Guest:
+class Guest(Message):
     """A message of a test."""
 
     number: int
@@ -324,11 +325,11 @@ def test_no_other_name_is_looked_up(name: str) -> None:
         written("LabelReached", task=1.5, move=2, size=3),
         written("LabelReached", task=None, move=2, size=3),
         written("LabelReached", task=1, move=2),
-        written("SetCores", wanted={"n": "two"}),
-        written("SetCores", wanted=[["n", 2]]),
+        written("AssignCores", who="a", cores={"n": "two"}),
+        written("AssignCores", who="a", cores=[["n", 2]]),
         written("Peers", book={"a": {"node": "n", "ipc": ""}}),
         written("Peers", book={"a": ["n", "", ""]}),
-        written("RunEnded", node=b"n", run="r"),
+        written("ParticipantRested", who=b"n"),
         written("StateRead", node="n", run="r", who="a", ask=1, items=[[b"k"]]),
         written("ShardLoadsMeasured", run="r", who="a", loads=[1.0]),
         written("ShardLoadsMeasured", run="r", who="a", loads=["|O", bytes(8)]),
@@ -405,9 +406,9 @@ DEEP = 150_000
         note_of(b"\x81\xa3set\x91" + b"\x81\xa5tuple\x91" * (DEEP // 8) + b"\xc0"),
         note_of(b"\x81\xa4Said\x81\xa4what" * (DEEP // 11)),
         note_of(b"\x81" + b"\x91" * DEEP),
-        control_head("Recount") + b"\x81\xa5waits\xdd\xff\xff\xff\xff\xa1x",
+        control_head("WaitExplained") + b"\x81\xa5waits\xdd\xff\xff\xff\xff\xa1x",
         control_head("StateRead") + b"\x81\xa5items\xdd\xff\xff\xff\xff\x92",
-        control_head("SetCores") + b"\x81\xa6wanted\xdf\xff\xff\xff\xff\xa1a\x01",
+        control_head("AssignCores") + b"\x81\xa5cores\xdf\xff\xff\xff\xff\xa1a\x01",
         control_head("StartEnd") + b"\x81\xa7payload\xc6\xff\xff\xff\xffx",
         control_head("Beat") + b"\xdf\xff\xff\xff\xff",
         latency_of(np.array([BUCKETS], "<u2").tobytes(), np.array([1], "<i8").tobytes()),
@@ -432,9 +433,7 @@ def test_a_small_message_takes_little_memory_whatever_it_says(frame: bytes) -> N
 # Fuzzing ------------------------------------------------------------------------------------------
 
 NAMES = st.sampled_from(sorted(control._BY_NAME))
-FIELDS = st.sampled_from(
-    sorted({name for kind in CONTROL for name in getattr(kind, "__dataclass_fields__", {})})
-)
+FIELDS = st.sampled_from(sorted({name for kind in CONTROL for name in kind.__struct_fields__}))
 wild = st.recursive(
     st.none()
     | st.booleans()

@@ -211,9 +211,9 @@ def test_a_new_address_replaces_the_old_one(office: Office) -> None:
     room.know("peer", old.endpoint)  # nothing new: the same channel goes on
     room.send("peer", say.Finish())
     room.know_all({"peer": new.endpoint})
-    room.send("peer", say.StopSource())
+    room.send("peer", say.Close())
     assert take(old, 2) == [say.Beat(), say.Finish()]
-    assert take(new, 1) == [say.StopSource()]
+    assert take(new, 1) == [say.Close()]
 
 
 def test_to_forget_one_of_two_names_of_a_peer_leaves_the_other(office: Office) -> None:
@@ -222,8 +222,8 @@ def test_to_forget_one_of_two_names_of_a_peer_leaves_the_other(office: Office) -
     room.send("reply", say.Beat())
     room.send("node", say.Finish())
     room.forget("reply")
-    room.send("node", say.StopSource())
-    assert take(peer, 3) == [say.Beat(), say.Finish(), say.StopSource()]
+    room.send("node", say.Close())
+    assert take(peer, 3) == [say.Beat(), say.Finish(), say.Close()]
 
 
 def connections(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -260,9 +260,9 @@ def test_a_name_that_rests_leaves_another_one_of_its_address(office: Office) -> 
     room.send("one", say.Beat())
     room.send("other", say.Finish())
     room.rest("one")
-    room.send("other", say.StopSource())
+    room.send("other", say.Close())
     room.forget("other")
-    assert take(peer, 3) == [say.Beat(), say.Finish(), say.StopSource()]
+    assert take(peer, 3) == [say.Beat(), say.Finish(), say.Close()]
     room.know("one", peer.endpoint)
     room.send("one", say.Beat())
     assert take(peer, 1) == [say.Beat()]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import struct
+import types
 from collections.abc import Mapping
-from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -17,6 +18,7 @@ from tests.core.work_rig import done
 
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.measure.metrics import ExecutorMetrics, Meter
+from elasticutor.core.message import Message
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import NodeId, TaskId
@@ -86,11 +88,11 @@ def of(hint: Any) -> st.SearchStrategy[Any]:
         return measurements()
     if "ndarray" in str(hint):
         return arrays
-    if dataclasses.is_dataclass(hint):
+    if dataclasses.is_dataclass(hint) or (isinstance(hint, type) and issubclass(hint, Message)):
         return messages_of(hint)  # type: ignore[arg-type]
     origin: Any = get_origin(hint)
     args: tuple[Any, ...] = get_args(hint)
-    if origin in (Union, UnionType):  # so that whole numbers in it fit a message, too
+    if origin in (Union, types.UnionType):
         return st.one_of(*map(of, args))
     if origin is Mapping:
         return st.dictionaries(of(args[0]), of(args[1]), max_size=3)
@@ -113,7 +115,8 @@ def same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
     if isinstance(one, float):
-        return struct.pack("d", one) == struct.pack("d", other)
+        both_nan = math.isnan(one) and math.isnan(other)  # a note in JSON has one NaN
+        return both_nan or struct.pack("d", one) == struct.pack("d", other)
     if isinstance(one, Packet):
         return all(same(getattr(one, n), getattr(other, n)) for n in ("births", "hashes", "data"))
     if isinstance(one, msgspec.Struct):

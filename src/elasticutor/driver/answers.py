@@ -6,6 +6,7 @@ import threading
 
 import cloudpickle
 
+from elasticutor.core.protocol.coordinator import WaitExplained
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.plan import Plan
 from elasticutor.sinks import EpochMemory, MemorySink
@@ -55,14 +56,16 @@ class Answers:
                 memory.commit(epoch)
             self.changed.notify_all()
 
-    def take(self, message: say.Recount | say.StateRead) -> None:
-        """Take an answer."""
+    def explain(self, answer: WaitExplained) -> None:
+        """Take in why an executor waits."""
         with self.changed:
-            match message:
-                case say.Recount():
-                    self.recounts[message.who] = message.waits
-                case say.StateRead():
-                    self.state_read.setdefault(message.ask, []).append(message)
+            self.recounts[answer.who] = answer.waits
+            self.changed.notify_all()
+
+    def read(self, answer: say.StateRead) -> None:
+        """Take in what a node has of an operator's state."""
+        with self.changed:
+            self.state_read.setdefault(answer.ask, []).append(answer)
             self.changed.notify_all()
 
     def notify(self) -> None:

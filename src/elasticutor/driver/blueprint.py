@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from elasticutor.core.executor.config import ExecutorConfig
@@ -13,7 +14,7 @@ from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.core.scheduler.placement import Placement
 from elasticutor.errors import BadValueError
-from elasticutor.plan import OperatorPlan, Plan, SourcePlan
+from elasticutor.plan import OperatorPlan, Plan, SinkPlan, SourcePlan
 from elasticutor.process.specs import (
     ExecutorSpec,
     Keeping,
@@ -123,8 +124,7 @@ class Blueprint:
 
     def site_elsewhere(self, host: say.EndsHostUp, life: int = 0) -> Site:
         """The site of a process on no node."""
-        name = NodeId(f"ends-{host.number}")
-        hub = self._hub
+        name, hub = NodeId(f"ends-{host.number}"), self._hub
         return Site(
             self._run, name, host.sockets, host.host, hub.keys, hub.endpoint, life, on_node=False
         )
@@ -165,58 +165,43 @@ class Blueprint:
         numbers = {name: number for number, name in enumerate(names)}
         return _Shared(spec, _peers(self._plan.upstreams_of(names[0])), numbers)
 
-    def ends(self) -> list[End]:
+    def ends(self) -> Iterator[End]:
         """All sources and sinks."""
-        return [*self._sources(), *self._sinks()]
-
-    def _sources(self) -> Iterator[End]:
         for source in self._plan.sources:
             routes = self._routes(source)
             for task, name in enumerate(source.processes):
-
-                def make(
-                    site: Site,
-                    source: Any = source,
-                    who: str = name,
-                    task: int = task,
-                    routes: Any = routes,
-                ) -> SourceSpec:
-                    return SourceSpec(
-                        site,
-                        Peer(who),
-                        source.blob,
-                        source.schema,
-                        task,
-                        source.tasks,
-                        routes,
-                        self._config.min_credit_bytes,
-                        self._ends_tempo,
-                        self._keeping is not None,
-                    )
-
-                yield "source", name, make
-
-    def _sinks(self) -> Iterator[End]:
-        credit, tempo = self._config.min_credit_bytes, self._ends_tempo
-        keeping = self._keeping
-        job = next((kept.uri for kept in (keeping or {}).values()), "")
+                yield "source", name, partial(self._source, source, Peer(name), task, routes)
         for sink in self._plan.sinks:
-            upstreams = _peers(self._plan.upstreams_of(sink.name))
+            yield "sink", sink.name, partial(self._sink, sink)
 
-            def make(site: Site, sink: Any = sink, upstreams: Any = upstreams) -> SinkSpec:
-                return SinkSpec(
-                    site,
-                    Peer(sink.name),
-                    sink.blob,
-                    sink.schema,
-                    upstreams,
-                    credit,
-                    tempo,
-                    keeping is not None,
-                    job,
-                )
+    def _source(
+        self, source: SourcePlan, who: Peer, task: int, routes: tuple[Route, ...], site: Site
+    ) -> SourceSpec:
+        return SourceSpec(
+            site,
+            who,
+            source.blob,
+            source.schema,
+            task,
+            source.tasks,
+            routes,
+            self._config.min_credit_bytes,
+            self._ends_tempo,
+            self._keeping is not None,
+        )
 
-            yield "sink", sink.name, make
+    def _sink(self, sink: SinkPlan, site: Site) -> SinkSpec:
+        return SinkSpec(
+            site,
+            Peer(sink.name),
+            sink.blob,
+            sink.schema,
+            _peers(self._plan.upstreams_of(sink.name)),
+            self._config.min_credit_bytes,
+            self._ends_tempo,
+            self._keeping is not None,
+            next((kept.uri for kept in (self._keeping or {}).values()), ""),
+        )
 
     def _routes(self, stage: SourcePlan | OperatorPlan) -> tuple[Route, ...]:
         """The routes of a stage's stream."""

@@ -6,9 +6,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol.ids import Epoch, Peer
@@ -41,14 +40,20 @@ class CheckpointWriter:
     def commit(
         self,
         order: co.WriteManifest,
-        files: Sequence[StateFile],
-        notes: Mapping[Peer, Any],
-        then: Callable[[Exception | None], None],
+        executors: Iterable[Peer],
+        then: Callable[[int, Exception | None], None],
     ) -> None:
-        """Write a manifest; then pass the error, or None, to `then` in the driver's loop."""
+        """Write a manifest: the files that executors have noted, and the notes of all others.
+
+        Then pass the size of the files, and the error or None, to `then` in the driver's loop.
+        """
+        notes = dict(order.notes)
+        said = [note for who in executors for note in notes.pop(who, None) or ()]
+        files = [StateFile.from_note(note) for note in said]
+        size = sum(file.size for file in files)
         named = {str(who): note for who, note in notes.items()}
         commit = partial(self._checkpoint.commit, order.epoch, order.attempt, files, named)
-        self._do(lambda: with_patience(commit), then)
+        self._do(lambda: with_patience(commit), lambda error: then(size, error))
 
     def go_back(self, base: Epoch, then: Callable[[Exception | None], None]) -> None:
         """Let the checkpoint go on from its last epoch but one."""

@@ -63,15 +63,6 @@ def opened(
 
     A run of this process that has it and is about to end is waited for.
 
-    Args:
-        uri: A path or URI, as `Location.at` takes it.
-        run: Who wants it.
-        plan: Of the run.
-        epoch: As of `Checkpoint.open`.
-        below: As of `Checkpoint.open`.
-        goes_on: Says whether what the run serves goes on. Another run that wants the checkpoint
-            asks, in its own thread.
-
     Raises:
         CheckpointError: It is damaged, does not fit, or is in use.
     """

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from elasticutor.core.executor.config import BATCHES, LIVE, ExecutorConfig
@@ -330,7 +329,7 @@ class BaseCluster(ABC):
     @property
     def receptions(self) -> list[QueryDriver]:
         """Those that serve elastic DataFrames."""
-        return [one for one in list(self._hub.receptions.values()) if isinstance(one, QueryDriver)]
+        return list(self._hub.receptions.values())
 
     def metrics(self) -> dict[str, Any]:
         """The figures of the cluster and its runs, as plain values.
@@ -460,12 +459,7 @@ class BaseCluster(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def __repr__(self) -> str:

@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 
 def roles_of(plan: Plan, hosts: int) -> Roles:
-    """Who takes part in a run.
-
-    Args:
-        plan: Of the run.
-        hosts: How many hosts its sources and sinks have.
-    """
+    """Who takes part in a run."""
     groups = []
     for stage in plan.stages:
         processes = stage.processes

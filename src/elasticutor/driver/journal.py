@@ -34,14 +34,7 @@ REPORTS = (do.ReportMove, do.ReportSealed, do.ReportHotShards, say.MoveRefused)
 
 
 class Journal:
-    """An append-only list of events, in memory and in a file.
-
-    Example:
-        >>> journal = Journal(None)
-        >>> journal.write("shard moved", shard=3, cause="balance", sync_ms=0.4)
-        >>> [event["shard"] for event in journal.events(kind="shard moved")]
-        [3]
-    """
+    """An append-only list of events, in memory and in a file."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path

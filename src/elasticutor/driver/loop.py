@@ -12,9 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from elasticutor.core.protocol.ids import NodeId, Peer
+from elasticutor.core.run import run_events as ev
 from elasticutor.core.run.phases import RunPhase
 from elasticutor.driver.supervisor import Supervisor
 from elasticutor.errors import ElasticutorError, ProtocolError
@@ -23,6 +24,9 @@ from elasticutor.transport import messages as say
 from elasticutor.transport.channels import Endpoint, Links
 from elasticutor.transport.mailbox import Mailbox
 from elasticutor.transport.security import ClusterKeys
+
+if TYPE_CHECKING:
+    from elasticutor.driver.queries.query_driver import QueryDriver
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +38,11 @@ SILENCE_S = 10.0
 """A node that has not been heard of for so long counts as lost; it is asked every second."""
 
 
+_FRAME_GONE = "the elastic DataFrame is gone: its cluster was stopped, or it is of another driver"
+
+
 class ClusterError(ElasticutorError, RuntimeError):
     """A cluster that does not come up, or is gone."""
-
-
-class Receives(Protocol):
-    """Receives the tasks of a query."""
-
-    def take(self, message: say.Arrive) -> None:
-        """Take in that a task has come."""
 
 
 class DriverLoop:
@@ -61,7 +61,7 @@ class DriverLoop:
         self.gone: dict[NodeId, str] = {}
         """Nodes that were lost, and why."""
         self.runs: dict[str, Supervisor] = {}
-        self.receptions: dict[str, Receives] = {}
+        self.receptions: dict[str, QueryDriver] = {}
         """Where the tasks of queries are received, by their elastic DataFrame."""
         self.changed = threading.Condition()
         """Notified when a node comes or goes."""
@@ -121,13 +121,7 @@ class DriverLoop:
         return self._over
 
     def await_nodes(self, count: int, timeout_s: float, failed: Callable[[], str]) -> None:
-        """Wait until a number of nodes is up.
-
-        Args:
-            count: How many.
-            timeout_s: For how long.
-            failed: Says why no more will come, or nothing as long as they may.
-        """
+        """Wait until a number of nodes is up."""
         until = time.monotonic() + timeout_s
         with self.changed:
             while len(self.nodes) < count:
@@ -177,7 +171,8 @@ class DriverLoop:
         self.mail.forget(_node(node))
         self._introduce()
         for run in list(self.runs.values()):
-            run.node_lost(node, seen.slot if seen is not None else str(node), reason)
+            slot = seen.slot if seen is not None else str(node)
+            run.decide(ev.NodeLeft(node, slot, reason))
         with self.changed:
             self.changed.notify_all()
 
@@ -217,13 +212,13 @@ class DriverLoop:
             os.close(self._wake_reading)
             os.close(self._wake_writing)
             for run in self.runs.values():
-                run.abandon()
+                run.decide(ev.ClusterGone())
 
     def _fail_all(self, error: ProtocolError) -> None:
         """Act on a lost message to the driver: it may have been of any run."""
         self.mail.excuse()
         for run in list(self.runs.values()):
-            run.message_lost(error)
+            run.decide(ev.MessageLost(error))
 
     def _make_calls(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -275,12 +270,13 @@ class DriverLoop:
             case say.Failed(run="", who=who, text=text):
                 self.lose_node(NodeId(who.removeprefix("node ")), text)
             case say.EndsHostUp(run=name) if name not in self.runs:
-                self._send_home(message)
-            case say.Arrive(frame):
-                if frame in self.receptions:
-                    self.receptions[frame].take(message)
-                else:
-                    self._turn_away(message)
+                end = say.EndRun(name, 0.0)
+                self._answer_once(f"late host of {name}", message.endpoint, end)
+            case say.Arrive(frame) if frame in self.receptions:
+                self.receptions[frame].take(message)
+            case say.Arrive(task=task):
+                refused = say.Refused(task.task, b"", _FRAME_GONE)
+                self._answer_once(f"late task {task.task}", message.endpoint, refused)
             case _:
                 run = self.runs.get(getattr(message, "run", ""))
                 if run is None:
@@ -290,21 +286,12 @@ class DriverLoop:
                     run.take(message)
                 except Exception as error:  # a bug, or a lie: it must not take other runs along
                     log.exception("handling %s failed", type(message).__name__)
-                    run.fail(error)
+                    run.decide(ev.RunFailed(error))
 
-    def _send_home(self, host: say.EndsHostUp) -> None:
-        """Let a host of sources and sinks end that has come up after its run."""
-        name = f"late host of {host.run}"
-        self.mail.know(name, host.endpoint)
-        self.mail.send(name, say.EndRun(host.run, 0.0))
-        self.mail.forget(name)
-
-    def _turn_away(self, arrived: say.Arrive) -> None:
-        """Refuse a task of an elastic DataFrame that is gone."""
-        name = f"late task {arrived.task.task}"
-        text = "the elastic DataFrame is gone: its cluster was stopped, or it is of another driver"
-        self.mail.know(name, arrived.endpoint)
-        self.mail.send(name, say.Refused(arrived.task.task, b"", text))
+    def _answer_once(self, name: str, endpoint: Endpoint, message: Any) -> None:
+        """Send to a process that has come too late, and forget it."""
+        self.mail.know(name, endpoint)
+        self.mail.send(name, message)
         self.mail.forget(name)
 
     def _on_node_up(self, node: NodeId, message: say.NodeUp) -> None:
@@ -320,7 +307,7 @@ class DriverLoop:
         self.send_node(node, say.Beat())
         self._introduce()
         for run in list(self.runs.values()):
-            run.node_joined(node)
+            run.decide(ev.NodeJoined(node))
         with self.changed:
             self.changed.notify_all()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from elasticutor.core.run.run_events import HostLost
 from elasticutor.driver.cluster import SCHEDULE_S, START_TIMEOUT_S, BaseCluster
 from elasticutor.driver.supervisor import Supervisor
 from elasticutor.process.failures import described_end
@@ -61,7 +62,7 @@ class ProcessCluster(BaseCluster):
         for number in numbers:
 
             def ended(how: str, number: int = number) -> None:
-                self._hub.post(lambda: supervisor.ends_host_lost(number, how))
+                self._hub.post(lambda: supervisor.decide(HostLost(number, how)))
 
             host = _Host(ended, host_ends, self._bootstrap, supervisor.run, number)
             supervisor.on_ended(host.finish)

@@ -16,6 +16,7 @@ from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol import repartition as rc
 from elasticutor.core.protocol.ids import NodeId, Peer, ShardId
+from elasticutor.core.run.run_events import ShardsSettled
 from elasticutor.core.run.timeouts import Timeouts
 from elasticutor.transport import messages as say
 
@@ -37,17 +38,7 @@ ANSWERS = (
 
 
 class Lead:
-    """Leads one operator's shards.
-
-    Args:
-        run: Whose operator.
-        operator: Its name, which is that of its stores too.
-        shards: Of the operator as a whole.
-        homes: Its executors, each with its node.
-        upstreams: The source tasks that feed it.
-        send_node: Sends to a node.
-        send: Sends to a participant of the run.
-    """
+    """Leads one operator's shards."""
 
     def __init__(
         self,
@@ -64,7 +55,7 @@ class Lead:
         self.operator = operator
         self._core = rc.Repartitioner(shards, homes, upstreams, operator=operator)
         self._loads: dict[Peer, Any] = {}
-        self._lateness = Timeouts(run, ROUND_S)
+        self._lateness = Timeouts(ROUND_S)
         self._send_node = send_node
         self._send = send
 
@@ -80,7 +71,10 @@ class Lead:
     def tick(self, *, may_begin: bool) -> None:
         """Start a round if one is needed and may be; ask why if one takes too long."""
         now = time.monotonic()
-        self._lateness.look(now, self._core.round, lambda: self._core.missing, self._waiting_for)
+        core = self._core
+        late = self._lateness.look(now, core.round, lambda: core.missing, self._waiting_for)
+        if late is not None:
+            self._run.decide(late)
         if may_begin and not self.busy and len(self._loads) == len(self._core.executors):
             loads = np.sum(list(self._loads.values()), axis=0)
             self._enact(self._core.balance(loads, now))
@@ -107,7 +101,8 @@ class Lead:
                     self._to_store(order.node, order)
                 case rc.ReportRound():
                     self._journal(order)
-                    self._run.round_over()
+                    if not self._run.leads.busy:
+                        self._run.decide(ShardsSettled())
 
     def _to_store(self, node: NodeId, order: Any) -> None:
         self._send_node(node, say.ForStore(self._run.run, Peer(self.operator), order))

@@ -7,15 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 
 from elasticutor.core.executor.tasks import core_changes
 from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol.coordinator import AskWhy
 from elasticutor.core.protocol.ids import NodeId, Peer, ShardId, TaskId
 from elasticutor.core.run.phases import RunError, RunPhase
+from elasticutor.core.run.run_events import DrainAsked, EndAsked
 from elasticutor.driver.cores import free_cores, spread_cores
 from elasticutor.driver.loop import ClusterError, DriverLoop
 from elasticutor.driver.metrics import Moment, RunMetrics
@@ -252,7 +253,7 @@ class Run:
 
         With `keep=True` the processes stay, and `state` can be read; otherwise the run ends.
         """
-        self._hub.call(self._supervisor.drain)
+        self._hub.call(lambda: self._supervisor.decide(DrainAsked()))
         supervisor = self._supervisor
 
         def drained() -> bool:
@@ -282,7 +283,7 @@ class Run:
         if self._supervisor.phase is RunPhase.ENDED:
             return
         try:
-            self._hub.call(self._supervisor.end)
+            self._hub.call(lambda: self._supervisor.decide(EndAsked()))
         except ClusterError:
             return  # the cluster is gone, and so is the run
         self._await(lambda: self._supervisor.phase is RunPhase.ENDED, timeout_s, "its end", False)
@@ -290,12 +291,7 @@ class Run:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.stop()
         else:
@@ -331,7 +327,7 @@ class Run:
         executors = list(supervisor.cores)
         yield from supervisor.epochs.waiting_for()
         for who in executors:
-            self._hub.call(partial(supervisor.ask, who, say.Explain()))
+            self._hub.call(partial(supervisor.ask, who, AskWhy(who)))
         until = time.monotonic() + 2.0
         with supervisor.changed:
             while len(supervisor.answers.recounts) < len(executors) and time.monotonic() < until:

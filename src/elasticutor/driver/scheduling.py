@@ -104,12 +104,7 @@ class _Carrying:
 
 
 class CoreScheduler:
-    """The scheduler of one cluster, for all of its runs.
-
-    Args:
-        hub: The driver's loop, with all runs and nodes.
-        interval_s: How often it may make a change that can wait.
-    """
+    """The scheduler of one cluster, for all of its runs."""
 
     def __init__(self, hub: DriverLoop, interval_s: float) -> None:
         self._hub = hub

@@ -34,10 +34,8 @@ from elasticutor.driver.repartitioning import ANSWERS, Leads
 from elasticutor.driver.scheduling import Interval
 from elasticutor.errors import ElasticutorError, ProtocolError
 from elasticutor.plan import Plan
-from elasticutor.process.failures import described_end
-from elasticutor.state.checkpoint import Checkpoint, StateFile
+from elasticutor.state.checkpoint import Checkpoint
 from elasticutor.transport import messages as say
-from elasticutor.transport.channels import Endpoint
 
 if TYPE_CHECKING:
     from elasticutor.driver.loop import DriverLoop
@@ -47,22 +45,7 @@ _SETTLE_S = 0.6
 
 
 class Supervisor:
-    """One run, seen from the driver.
-
-    Args:
-        hub: Whose thread it lives in.
-        run: Its name.
-        plan: Its topology.
-        placements: Where its executors are, and the cores that they start with.
-        terms: What it has to keep to.
-        blueprint: What its processes start from.
-        journal: Takes its events.
-        ends_hosts: How many hosts its sources and sinks have.
-        checkpoint: Where its epochs become durable; None: nowhere.
-        batches: Makes what drives its batches, if a query does.
-        free_cores: Says how many cores of every node no executor has.
-        restart_hosts: Starts hosts of sources and sinks again, by their numbers.
-    """
+    """One run, seen from the driver."""
 
     def __init__(
         self,
@@ -114,10 +97,10 @@ class Supervisor:
         self.executors = self._participants.executors
         self.sources = self._participants.sources
         self.sinks = self._participants.sinks
-        self.pids = self._connections.pids
+        self.pids, self.book = self._connections.pids, self._connections.book
         self._batches = batches(self) if batches else None
         self._checkpoint = None if batches else checkpoint
-        self._clerk = CheckpointWriter(self._checkpoint, hub.post) if self._checkpoint else None
+        self._writer = CheckpointWriter(self._checkpoint, hub.post) if self._checkpoint else None
         self.leads = Leads(self, self.ask, hub.send_node)
         self.cores_changed()
 
@@ -147,11 +130,12 @@ class Supervisor:
             paradigm=self.paradigm,
             cores={who: dict(cores) for who, cores in self.cores.items()},
         )
-        self._decide(ev.StartAsked())
+        self.decide(ev.StartAsked())
 
     # Decisions
 
-    def _decide(self, event: ev.RunEvent, at: float = 0.0) -> None:
+    def decide(self, event: ev.RunEvent, at: float = 0.0) -> None:
+        """Let an event be decided about, and carry out what comes of it."""
         for instruction in self._life.handle(event, max(at, time.monotonic())):
             self._enact(instruction)
 
@@ -161,18 +145,13 @@ class Supervisor:
                 self._write(order)
             case co.BeginAttempt() | co.StartSource() | co.EndEpoch() | co.CommitEpoch():
                 self.ask(order.who, order)
+            case co.AssignCores() | co.StopSending() | co.AskToRest():
+                self.ask(order.who, order)
+            case co.AskWhy(who):
+                self.answers.recounts.pop(who, None)
+                self.ask(who, order)
             case do.ReportLoss(who, lost):
                 self.ask(who, lost)
-            case do.AssignCores(who, cores):
-                self.ask(who, say.SetCores(cores))
-            case do.StopSending(who):
-                self.ask(who, say.StopSource())
-            case do.AskToRest(who):
-                self.ask(who, say.Rest())
-            case do.AskWhy(whom):
-                self.answers.recounts.clear()
-                for who in whom:
-                    self.ask(who, say.Explain())
             case do.Connect(who, address):
                 self._connections.connect(who, address)
             case Introduction() | do.IntroduceNodes():
@@ -191,9 +170,6 @@ class Supervisor:
                 if self._batches is not None:
                     self._batches.stop()
                 self._connections.end(order)
-            case do.StartBatches():
-                if self._batches is not None:
-                    self._batches.start()
             case do.DiscardUncommitted(attempt):
                 self.answers.begin(attempt)
             case do.KeepCommitted(epoch):
@@ -206,7 +182,7 @@ class Supervisor:
                 self._set_phase(phase)
             case do.Wake(at):
                 after_s = max(0.0, at - time.monotonic())
-                self._hub.after(after_s, lambda: self._decide(ev.Tick(), at))
+                self._hub.after(after_s, lambda: self.decide(ev.Tick(), at))
             case do.CloseRun():
                 self._close(order)
             case do.IgnoreMessage(reason):
@@ -221,9 +197,9 @@ class Supervisor:
         self._connections.close()
         if self._batches is not None:
             self._batches.close()
-        if self._checkpoint is not None and self._clerk is not None:
+        if self._checkpoint is not None and self._writer is not None:
             ends(self._checkpoint)  # a run that wants it waits until it is released
-            self._clerk.close()
+            self._writer.close()
         self.journal.write("run ended", run=self.run, seconds=order.seconds, error=order.error)
         self.journal.close()
         self._set_phase(RunPhase.ENDED)
@@ -234,42 +210,14 @@ class Supervisor:
     # The checkpoint
 
     def _write(self, order: co.WriteManifest) -> None:
-        assert self._clerk is not None  # without a checkpoint no manifest is ordered
-        notes = dict(order.notes)
-        said = [note for who in self.executors for note in notes.pop(who, None) or ()]
-        files = [StateFile.from_note(note) for note in said]
-        size = sum(file.size for file in files)
+        assert self._writer is not None  # without a checkpoint no manifest is ordered
 
-        def stored(error: Exception | None) -> None:
-            self._decide(ev.EpochStored(order.epoch, order.attempt, size, error))
+        def stored(size: int, error: Exception | None) -> None:
+            self.decide(ev.EpochStored(order.epoch, order.attempt, size, error))
 
-        self._clerk.commit(order, files, notes, stored)
+        self._writer.commit(order, self.executors, stored)
 
-    # What happens on the cluster
-
-    def node_lost(self, node: NodeId, slot: str, reason: str) -> None:
-        """Act on a node that is gone."""
-        self._decide(ev.NodeLeft(node, slot, reason))
-
-    def node_joined(self, node: NodeId) -> None:
-        """Act on a node that is up."""
-        self._decide(ev.NodeJoined(node))
-
-    def hosts_lost(self, numbers: Sequence[int], error: Exception) -> None:
-        """Act on the end of the job that runs hosts of sources and sinks."""
-        self._decide(ev.HostsLost(tuple(numbers), error))
-
-    def ends_host_lost(self, number: int, how: str) -> None:
-        """Act on the end of a host of sources and sinks."""
-        self._decide(ev.HostLost(number, how))
-
-    def message_lost(self, error: ProtocolError) -> None:
-        """Act on a lost message to the driver, of this run or another."""
-        self._decide(ev.MessageLost(error))
-
-    def abandon(self) -> None:
-        """End with the cluster, and with every process of the run."""
-        self._decide(ev.ClusterGone())
+    # Time
 
     def tick(self) -> None:
         """Let time pass; called every second, or more often."""
@@ -280,48 +228,11 @@ class Supervisor:
             self._batches.tick(time.monotonic())
         if self.phase is RunPhase.RUNNING:
             self.leads.tick(may_begin=not self._life.draining.put_off)
-        self._decide(ev.Tick())
-
-    # What the user wants
-
-    def drain(self) -> None:
-        """Let the sources stop, and everything that they have sent be processed."""
-        self._decide(ev.DrainAsked())
-
-    def end(self) -> None:
-        """End every process of the run."""
-        self._decide(ev.EndAsked())
-
-    def fail(self, error: Exception) -> None:
-        """End the run because of a failure; only the first one counts."""
-        self._decide(ev.RunFailed(error))
+        self.decide(ev.Tick())
 
     def on_ended(self, callback: Callable[[], None]) -> None:
         """Call something when the run has ended; must not take long."""
         self._callbacks.append(callback)
-
-    def missing(self) -> str:
-        """Who has yet to come up or to answer, in words."""
-        return self._life.missing()
-
-    # Batches of a query, and shards that change their executor
-
-    def sources_started(self) -> None:
-        """Take in that the query's tuples flow."""
-        self._decide(ev.BatchesFlow())
-
-    def ask_why(self, missing: Sequence[Peer]) -> None:
-        """Let silent executors say why they wait, if they can."""
-        self._decide(ev.AnswersLate(tuple(missing)))
-
-    def too_late(self, missing: Sequence[Peer], reason: str) -> None:
-        """Act on participants that have not answered for too long."""
-        self._decide(ev.AnswersLate(tuple(missing), reason))
-
-    def round_over(self) -> None:
-        """Take in that no shard of some operator is on the move any more."""
-        if not self.leads.busy:
-            self._decide(ev.ShardsSettled())
 
     # Cores
 
@@ -352,7 +263,7 @@ class Supervisor:
         """Tell an executor which cores it should have from now on."""
         if by_hand:
             self.by_hand.add(who)
-        self._decide(ev.CoresAsked(who, wanted, by_hand))
+        self.decide(ev.CoresAsked(who, wanted, by_hand))
 
     def cores_changed(self) -> None:
         """Count that an executor of the run should have other cores than before."""
@@ -361,11 +272,6 @@ class Supervisor:
     def home(self, who: Peer) -> NodeId:
         """The node of an executor's main process."""
         return self._participants.placements[who].node
-
-    @property
-    def whereabouts(self) -> Mapping[str, Endpoint]:
-        """Where the participants are that are up."""
-        return self._connections.book
 
     def ask(self, who: str, message: Any) -> None:
         """Send something to a participant, if it is up."""
@@ -388,7 +294,7 @@ class Supervisor:
     def _on_host_up(self, message: say.EndsHostUp) -> None:
         near = self._connections.near(message.number)
         self._connections.know_host(message)
-        self._decide(ev.HostUp(message.number, near))
+        self.decide(ev.HostUp(message.number, near))
 
     def _on_said(self, message: say.Said) -> None:
         what, who = message.what, message.who
@@ -398,9 +304,7 @@ class Supervisor:
             case report.ReportPrepared(attempt, epoch, notes):
                 self._answered(co.ParticipantPrepared(who, attempt, epoch, notes))
             case report.ReportFailure(attempt, reason):
-                self._decide(co.ParticipantFailed(who, attempt, reason))
-            case say.Rested():
-                self._decide(ev.ParticipantRested(who))
+                self.decide(co.ParticipantFailed(who, attempt, reason))
             case _ if isinstance(what, REPORTS):
                 if self._batches is not None:
                     self._batches.note(who, what)
@@ -408,6 +312,13 @@ class Supervisor:
                     note_report(self.journal, who, what)
             case co.ParticipantReady() | co.ParticipantPrepared():
                 self._answered(what)
+            case co.WaitExplained():
+                self.answers.explain(what)
+                self.decide(what)
+            case (
+                co.SourceExhausted() | co.ParticipantRested() | co.ProcessLost() | co.PlaceCleared()
+            ):
+                self.decide(what)
             case _ if isinstance(what, ANSWERS):
                 self.leads.take(who, what)
             case _:
@@ -415,25 +326,15 @@ class Supervisor:
 
     def _answered(self, event: co.ParticipantReady | co.ParticipantPrepared) -> None:
         if self._batches is not None:
-            self._batches.handle(event)
+            self._batches.decide(event)
         else:
-            self._decide(event)
-
-    def _on_process_ended(self, message: say.ProcessEnded) -> None:
-        how = described_end(message.code)
-        last = f"\nIts last words:\n{message.said.rstrip()}" if message.said.strip() else ""
-        reason = f"was lost: its process on node {message.node!r} ended ({how}){last}"
-        self._decide(ev.ProcessLost(Peer(message.who), message.life, message.task, reason))
-
-    def _on_recount(self, message: say.Recount) -> None:
-        self.answers.take(message)
-        self._decide(ev.WaitExplained(message.who, message.waits))
+            self.decide(event)
 
     def _on_collected(self, message: say.Collected) -> None:
         try:
             self.answers.collect(message)
         except ElasticutorError as error:
-            self.fail(error)
+            self.decide(ev.RunFailed(error))
 
     def _on_done(self, message: say.PartitionDone) -> None:
         if self._batches is not None:
@@ -478,19 +379,15 @@ def _unpickled(message: say.Failed) -> Exception:
 
 _HANDLERS: dict[type, Callable[[Supervisor, Any], None]] = {
     say.EndsHostUp: Supervisor._on_host_up,
-    say.Registered: lambda run, up: run._decide(ev.ParticipantUp(up.who, up.life, up)),
+    say.Registered: lambda run, up: run.decide(ev.ParticipantUp(up.who, up.life, up)),
     say.Said: Supervisor._on_said,
     say.Staff: Supervisor._on_staff,
-    say.Exhausted: lambda run, told: run._decide(ev.SourceExhausted(told.who, told.attempt)),
-    say.Failed: lambda run, told: run._decide(ev.ProcessFailed(told.who, _unpickled(told))),
-    say.RunEnded: lambda run, told: run._decide(ev.PlaceCleared(told.node)),
+    say.Failed: lambda run, told: run.decide(ev.ProcessFailed(told.who, _unpickled(told))),
     say.Collected: Supervisor._on_collected,
-    say.Recount: Supervisor._on_recount,
-    say.StateRead: lambda run, told: run.answers.take(told),
+    say.StateRead: lambda run, told: run.answers.read(told),
     say.PartitionDone: Supervisor._on_done,
     say.ShardLoadsMeasured: lambda run, told: run.leads.loads(told),
     say.Measured: Supervisor._on_measured,
     say.SourceMeasured: Supervisor._on_source_measured,
     say.SinkMeasured: lambda run, told: run.ledger.sink(told),
-    say.ProcessEnded: Supervisor._on_process_ended,
 }

@@ -44,6 +44,12 @@ def described_end(code: int) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
+def lost_on(node: str, code: int, said: str) -> str:
+    """How a process was lost that has ended with this code and these last words, in words."""
+    last = f"\nIts last words:\n{said.rstrip()}" if said.strip() else ""
+    return f"was lost: its process on node {node!r} ended ({described_end(code)}){last}"
+
+
 class SilentDriverError(ElasticutorError, RuntimeError):
     """No heartbeat of the driver for too long."""
 

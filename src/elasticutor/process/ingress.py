@@ -25,7 +25,7 @@ from elasticutor.core.executor.credits import InputCredits
 from elasticutor.core.executor.emitter import Emitter
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.protocol import instructions as do
-from elasticutor.core.protocol.batches import Ingress
+from elasticutor.core.protocol.batch_protocol import Ingress
 from elasticutor.core.protocol.events import Output
 from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.process.failures import SilentDriverError, unpickled

@@ -10,7 +10,7 @@ import contextlib
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,16 @@ from elasticutor.core.executor.tasks import TaskStatus, core_changes
 from elasticutor.core.keys import shard_hasher, shards_of
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
-from elasticutor.core.protocol.batches import BeginBatch
-from elasticutor.core.protocol.coordinator import BeginAttempt, CommitEpoch
+from elasticutor.core.protocol.batch_protocol import BeginBatch
+from elasticutor.core.protocol.coordinator import (
+    AskToRest,
+    AskWhy,
+    AssignCores,
+    BeginAttempt,
+    CommitEpoch,
+    ParticipantRested,
+    WaitExplained,
+)
 from elasticutor.core.protocol.giver import Drain, Release
 from elasticutor.core.protocol.ids import NodeId, Peer, TaskId
 from elasticutor.core.protocol.repartition import (
@@ -95,7 +103,7 @@ class MainProcess(Participant):
 
     def run(self) -> None:
         """Work until the driver says `Finish`."""
-        self._set_cores(say.SetCores(self._spec.cores))
+        self._assign(self._spec.cores)
         tempo = self._spec.tempo
         self.every(tempo.balance_s, self._balance)
         self.every(tempo.measure_s, self._measure)
@@ -236,9 +244,9 @@ class MainProcess(Participant):
     def _on_peers(self, message: say.Peers) -> None:
         self._mail.know_all(message.book)
 
-    def _on_explain(self, message: say.Explain) -> None:
+    def _on_explain(self, message: AskWhy) -> None:
         waits = (*self._core.waiting_for(), *self._drain.waiting_for())
-        self._mail.send(DRIVER, say.Recount(self._run, self._spec.who, waits))
+        self.report(WaitExplained(self._spec.who, waits))
 
     def _on_move_asked(self, event: ev.MoveAsked) -> None:
         if self._resting:
@@ -281,14 +289,14 @@ class MainProcess(Participant):
         if what is not None:
             self.report(what)
 
-    def _on_rest(self, message: say.Rest) -> None:
+    def _on_rest(self, message: AskToRest) -> None:
         self._resting = True
         self._rested = False
 
     def _try_to_rest(self) -> None:
         if self._resting and not self._rested and not self._core.moves:
             self._rested = True
-            self.report(say.Rested())
+            self.report(ParticipantRested(self._spec.who))
 
     def _on_finish(self, message: say.Finish) -> None:
         for task in self._tasks:
@@ -302,7 +310,7 @@ class MainProcess(Participant):
         self._mail.forget(_task(event.task))
         self._tell(event)
         self._tell_staff(f"task {event.task} ended", event.task)
-        self._set_cores(say.SetCores(self._wanted))
+        self._assign(self._wanted)
 
     def _on_node_lost(self, event: ev.NodeLost) -> None:
         gone = [task.id for task in self._core.tasks.values() if task.node == event.node]
@@ -314,14 +322,14 @@ class MainProcess(Participant):
         for task in gone:
             self._tell_staff(f"task {task} ended", task)
 
-    def _set_cores(self, message: say.SetCores) -> None:
-        self._wanted = message.wanted
+    def _assign(self, cores: Mapping[NodeId, int]) -> None:
+        self._wanted = cores
         tasks = {
             task.id: task.node
             for task in self._core.tasks.values()
             if task.status is not TaskStatus.LEAVING
         }
-        for change in core_changes(tasks, self._core.task_loads(), message.wanted):
+        for change in core_changes(tasks, self._core.task_loads(), cores):
             if isinstance(change, ev.CoreTaken):
                 self._asked_at[change.task] = time.monotonic()
             self._tell(change)
@@ -461,12 +469,12 @@ MainProcess.handlers = {
     BeginAttempt: MainProcess._on_begin,
     CommitEpoch: MainProcess._on_commit,
     say.Peers: MainProcess._on_peers,
-    say.SetCores: MainProcess._set_cores,
+    AssignCores: lambda process, order: process._assign(order.cores),
     ev.TaskLost: MainProcess._on_task_lost,
     ev.NodeLost: MainProcess._on_node_lost,
     ev.MoveAsked: MainProcess._on_move_asked,
-    say.Rest: MainProcess._on_rest,
-    say.Explain: MainProcess._on_explain,
+    AskToRest: MainProcess._on_rest,
+    AskWhy: MainProcess._on_explain,
     say.Finish: MainProcess._on_finish,
     say.TaskUp: MainProcess._on_task_up,
     say.TaskFailed: MainProcess._on_task_failed,

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.coordinator import PlaceCleared, ProcessLost
 from elasticutor.core.protocol.ids import Peer, TaskId
 from elasticutor.core.protocol.keeper import (
     CopyOn,
@@ -34,7 +35,7 @@ from elasticutor.core.protocol.keeper import (
 from elasticutor.errors import ElasticutorError, StaleAttemptError, UnknownPeerError
 from elasticutor.process.actor import Actor
 from elasticutor.process.checkpoint_io import CheckpointIo
-from elasticutor.process.failures import SilentDriverError, described, reporting
+from elasticutor.process.failures import SilentDriverError, described, lost_on, reporting
 from elasticutor.process.hosting.hosts import SILENT
 from elasticutor.process.hosting.zygote import Ended, Fork, ZygoteClient
 from elasticutor.process.specs import Keeping, NodeSpec, TaskSpec
@@ -78,7 +79,7 @@ class _Store:
 @dataclass(slots=True)
 class _Process:
     run: str
-    who: str
+    who: Peer
     """The participant that it is, or that it works for."""
     task: TaskId | None
     life: int = 0
@@ -237,7 +238,8 @@ class NodeProcess(Actor):
             for life in [life for life in self._lives if life[0] == run]:
                 del self._lives[life]
             shutil.rmtree(Path(self._spec.state) / run, ignore_errors=True)
-            self._mail.send(DRIVER, say.RunEnded(self._spec.node, run))
+            cleared = PlaceCleared(self._spec.node)
+            self._mail.send(DRIVER, say.Said(run, Peer(self._spec.node), cleared))
 
     def _on_ended(self, notice: Ended) -> None:
         process = self._processes.pop(notice.name, None)
@@ -251,16 +253,9 @@ class NodeProcess(Actor):
         for ending in self._ending.values():
             ending.waiting.discard(notice.name)
         if not process.ends:
-            ended = say.ProcessEnded(
-                self._spec.node,
-                process.run,
-                process.who,
-                notice.code,
-                notice.said,
-                process.task,
-                process.life,
-            )
-            self._mail.send(DRIVER, ended)
+            reason = lost_on(self._spec.node, notice.code, notice.said)
+            lost = ProcessLost(process.who, process.life, process.task, reason)
+            self._mail.send(DRIVER, say.Said(process.run, process.who, lost))
         self._close_ended_runs()
 
     def _log(self, run: str, who: str) -> str:

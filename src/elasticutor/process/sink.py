@@ -17,10 +17,12 @@ import pyarrow as pa
 
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.protocol.coordinator import (
+    AskToRest,
     BeginAttempt,
     CommitEpoch,
     ParticipantPrepared,
     ParticipantReady,
+    ParticipantRested,
 )
 from elasticutor.core.protocol.ids import Epoch, Peer
 from elasticutor.core.protocol.repartition import ConfirmOutputs
@@ -256,9 +258,9 @@ class SinkProcess(Participant):
     def _on_peers(self, message: say.Peers) -> None:
         self._mail.know_all(message.book)
 
-    def _on_rest(self, message: say.Rest) -> None:
+    def _on_rest(self, message: AskToRest) -> None:
         # In its place behind the last commit: when the run is over, all is published.
-        self.report(say.Rested())
+        self.report(ParticipantRested(self._spec.who))
 
     def _on_finish(self, message: say.Finish) -> None:
         self.finish()
@@ -286,6 +288,6 @@ SinkProcess.handlers = {
     BeginAttempt: SinkProcess._on_begin,
     CommitEpoch: SinkProcess._on_commit,
     say.Peers: SinkProcess._on_peers,
-    say.Rest: SinkProcess._on_rest,
+    AskToRest: SinkProcess._on_rest,
     say.Finish: SinkProcess._on_finish,
 }

@@ -23,7 +23,9 @@ from elasticutor.core.protocol.coordinator import (
     CommitEpoch,
     EndEpoch,
     ParticipantPrepared,
+    SourceExhausted,
     StartSource,
+    StopSending,
 )
 from elasticutor.core.protocol.events import Output
 from elasticutor.core.protocol.ids import Peer
@@ -31,7 +33,6 @@ from elasticutor.core.protocol.repartition import PauseUpstream, UpdateTable
 from elasticutor.core.protocol.source import (
     CommitOffset,
     ReadFrom,
-    ReportExhausted,
     SourceOrder,
     SourceSide,
 )
@@ -249,9 +250,8 @@ class SourceProcess(Participant):
                 case CommitOffset(offset):
                     if self._reader is not None:
                         self._reader.committed(offset)
-                case ReportExhausted(attempt):
-                    spec = self._spec
-                    self._mail.send(DRIVER, say.Exhausted(spec.site.run, spec.who, attempt))
+                case SourceExhausted():
+                    self.report(order)
 
     def _read_from(self, offset: Any) -> None:
         self._stop_reading()
@@ -280,7 +280,7 @@ class SourceProcess(Participant):
     def _on_peers(self, message: say.Peers) -> None:
         self._mail.know_all(message.book)
 
-    def _on_drain(self, message: say.StopSource) -> None:
+    def _on_drain(self, message: StopSending) -> None:
         self._side.drain()
 
     def _on_finish(self, message: say.Finish) -> None:
@@ -386,6 +386,6 @@ SourceProcess.handlers = {
     PauseUpstream: SourceProcess._on_pause,
     UpdateTable: SourceProcess._on_table,
     say.Peers: SourceProcess._on_peers,
-    say.StopSource: SourceProcess._on_drain,
+    StopSending: SourceProcess._on_drain,
     say.Finish: SourceProcess._on_finish,
 }

@@ -12,13 +12,13 @@ import os
 import pickle
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import Any, cast
 
 import cloudpickle
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do

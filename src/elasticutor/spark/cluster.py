@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from elasticutor.checks import require_whole
 from elasticutor.core.run.phases import RunError
+from elasticutor.core.run.run_events import HostsLost
 from elasticutor.driver.cluster import SCHEDULE_S, START_TIMEOUT_S, BaseCluster
 from elasticutor.driver.run import Run
 from elasticutor.driver.supervisor import Supervisor
@@ -148,7 +149,7 @@ class Cluster(BaseCluster):
         def ended(reason: str) -> None:
             if reason:
                 error = RunError("Spark job of sources and sinks", "go on", f"has ended: {reason}")
-                self._hub.post(lambda: supervisor.hosts_lost(numbers, error))
+                self._hub.post(lambda: supervisor.decide(HostsLost(tuple(numbers), error)))
 
         job = LongJob(
             self._spark.sparkContext,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 from pyspark import TaskContext
 
-from elasticutor.core.protocol.batches import Ingress
+from elasticutor.core.protocol.batch_protocol import Ingress
 from elasticutor.core.protocol.ids import Epoch
 from elasticutor.errors import ElasticutorError
 from elasticutor.process.failures import BatchError

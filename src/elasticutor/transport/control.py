@@ -1,6 +1,6 @@
 """Control messages as MessagePack, written and read by `msgspec` by their classes.
 
-A control message is one of the dataclasses of `elasticutor.core.protocol` or of
+A control message is a `core.message.Message` of `elasticutor.core.protocol` or of
 `transport.messages`. On the wire it is the name of its class, then its fields by name. The class
 says of what type each field is, and what does not fit is refused as it is read: a name that is not
 in the list, a text where a number belongs, an array of anything but numbers.
@@ -17,15 +17,16 @@ reading a message does not open them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass, replace
 from types import ModuleType
 from typing import Any, Final, get_type_hints
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from elasticutor.core.measure.latency import LatencyHistogram
+from elasticutor.core.message import Message
 from elasticutor.core.protocol import batch_protocol, coordinator, events, instructions, repartition
 from elasticutor.core.protocol.ids import Peer
 from elasticutor.errors import BadValueError
@@ -35,7 +36,7 @@ from elasticutor.transport.messages import queries, to_driver, to_nodes, to_part
 _Change = Callable[[Any], Any]
 
 
-def dumps(message: Any) -> bytes:
+def dumps(message: Message) -> bytes:
     """A control message as bytes."""
     form = _FORMS.get(type(message))
     if form is None:
@@ -58,7 +59,7 @@ def loads(body: memoryview) -> Any:
     return form.read(form.decode(body[start:]))
 
 
-def admit(kind: type) -> None:
+def admit(kind: type[Message]) -> None:
     """Let messages of another class travel: the laboratory has some of its own.
 
     Both sides need it. A name that is taken is refused.
@@ -144,14 +145,14 @@ _INSIDE: Final[dict[Any, Callable[[_Change, Any], Any]]] = {
 class _Form:
     """How the messages of one class are written and read."""
 
-    def __init__(self, kind: type) -> None:
+    def __init__(self, kind: type[Message]) -> None:
         self.kind = kind
         self.name = kind.__name__
         self.head = bytes([len(self.name)]) + self.name.encode("ascii")
         decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind, dec_hook=_read_other)
         self.decode = decoder.decode
         hints = get_type_hints(kind)
-        self._names = tuple(field.name for field in fields(kind))
+        self._names = kind.__struct_fields__
         self._open = {name: _INSIDE[hint] for name, hint in hints.items() if hint in _INSIDE}
 
     def written(self, message: Any) -> Any:
@@ -174,21 +175,21 @@ class _Form:
 def _escaped(message: Any) -> Any:
     """The message with its texts in Unicode: a reason may quote what is none."""
     changed: dict[str, Any] = {}
-    for field in fields(message):
-        value = getattr(message, field.name)
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
         if type(value) is str:
-            changed[field.name] = value.encode("utf-8", "backslashreplace").decode()
+            changed[name] = value.encode("utf-8", "backslashreplace").decode()
         elif type(value) in _FORMS:
-            changed[field.name] = _escaped(value)
+            changed[name] = _escaped(value)
     return replace(message, **changed)
 
 
-def _messages(module: ModuleType) -> list[type]:
+def _messages(module: ModuleType) -> list[type[Message]]:
     return [
         found
         for found in vars(module).values()
         if isinstance(found, type)
-        and is_dataclass(found)
+        and issubclass(found, Message)
         and found.__module__ == module.__name__
         and not found.__name__.startswith("_")
     ]

@@ -144,7 +144,7 @@ class Rig:
 
     def lose(self, who: Peer, task: int | None = None, after_s: float = 0.0) -> None:
         number = None if task is None else TaskId(task)
-        self.tell(ev.ProcessLost(who, self.lives[who], number, "was lost: killed"), after_s)
+        self.tell(co.ProcessLost(who, self.lives[who], number, "was lost: killed"), after_s)
 
     def leave(self, node: NodeId, after_s: float = 0.0) -> None:
         self.nodes.pop(node)
@@ -156,12 +156,12 @@ class Rig:
 
     def exhaust(self, *whom: Peer) -> None:
         for who in whom:
-            self.tell(ev.SourceExhausted(who, self.attempt))
+            self.tell(co.SourceExhausted(who, self.attempt))
 
     def rest(self, *whom: Peer) -> None:
         for who in whom:
-            self.tell(ev.ParticipantRested(who))
+            self.tell(co.ParticipantRested(who))
 
     def cleared(self, names: Sequence[str] = ()) -> None:
         for name in names or ("n0", "n1", "host 0", "host 1"):
-            self.tell(ev.PlaceCleared(name))
+            self.tell(co.PlaceCleared(name))

@@ -76,11 +76,11 @@ class AnyOrder(RuleBasedStateMachine):
                     ]
                 case co.WriteManifest():
                     self.manifests.append(order)
-                case do.AskToRest(who) if who in self.alive:
-                    self.said.append(ev.ParticipantRested(who))
+                case co.AskToRest(who) if who in self.alive:
+                    self.said.append(co.ParticipantRested(who))
                 case do.EndProcesses(hosts):
                     names = [*self.rig.nodes, *(f"host {number}" for number in hosts)]
-                    self.said += [ev.PlaceCleared(name) for name in names]
+                    self.said += [co.PlaceCleared(name) for name in names]
 
     # Starting
 
@@ -147,12 +147,12 @@ class AnyOrder(RuleBasedStateMachine):
         life = self.rig.lives.get(who)
         if life is not None:
             self.alive.pop(who, None)
-            self.said.append(ev.ProcessLost(who, life, None, "was lost: killed"))
+            self.said.append(co.ProcessLost(who, life, None, "was lost: killed"))
 
     @precondition(lambda self: self.losses)
     @rule(who=st.sampled_from((A0, A1)))
     def task_is_lost(self, who: Peer) -> None:
-        self.said.append(ev.ProcessLost(who, self.rig.lives[who], TaskId(0), "was lost: killed"))
+        self.said.append(co.ProcessLost(who, self.rig.lives[who], TaskId(0), "was lost: killed"))
 
     @precondition(lambda self: self.losses and len(self.rig.nodes) > 0)
     @rule(data=st.data())
@@ -193,7 +193,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(who=st.sampled_from((S0, S1)))
     def source_is_exhausted(self, who: Peer) -> None:
         if self.rig.phase() is RunPhase.RUNNING and who in self.alive:
-            self.said.append(ev.SourceExhausted(who, self.rig.attempt))
+            self.said.append(co.SourceExhausted(who, self.rig.attempt))
 
     @rule()
     def drain_is_asked(self) -> None:

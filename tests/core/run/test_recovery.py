@@ -60,8 +60,8 @@ def test_a_lost_participant_has_one_successor_and_all_begin_again_with_it(who: s
 def test_the_same_loss_told_twice_counts_once() -> None:
     rig = Rig().running()
     rig.lose(A0)
-    assert rig.tell(ev.ProcessLost(A0, 0, None, "was lost: killed")) == []
-    assert rig.tell(ev.ProcessLost(A0, 0, TaskId(1), "was lost: killed")) == []
+    assert rig.tell(co.ProcessLost(A0, 0, None, "was lost: killed")) == []
+    assert rig.tell(co.ProcessLost(A0, 0, TaskId(1), "was lost: killed")) == []
 
 
 def test_an_attempt_waits_for_all_successors() -> None:
@@ -86,7 +86,7 @@ def test_a_lost_node_moves_those_at_home_there_and_takes_cores_from_its_guests()
     rig.tell(ev.CoresAsked(A1, {N0: 1, N1: 1}, by_hand=True))
     rig.leave(N0)
     assert rig.of(do.ReportLoss) == [do.ReportLoss(A1, NodeLost(N0))]
-    assert rig.of(do.AssignCores) == [do.AssignCores(A1, {N1: 2})]
+    assert rig.of(co.AssignCores) == [co.AssignCores(A1, {N1: 2})]
     (start,) = rig.of(do.StartMain)
     assert (start.who, start.life, start.placed.node) == (A0, 1, N1)
     assert rig.journal("lost") == [{"who": "node slot n0", "reason": "node 'n0' was lost: killed"}]
@@ -275,11 +275,11 @@ def test_cores_decided_while_a_main_process_comes_up_are_assigned_then() -> None
     rig.lose(A0)
     rig.tell(ev.CoresAsked(A0, {N0: 2}))
     rig.up(A0)
-    assert rig.of(do.AssignCores) == [do.AssignCores(A0, {N0: 2})]
+    assert rig.of(co.AssignCores) == [co.AssignCores(A0, {N0: 2})]
 
 
 def test_cores_of_nodes_that_are_gone_are_not_assigned() -> None:
     rig = Rig().running()
     rig.tell(ev.CoresAsked(A0, {N0: 1, N2: 1}))
-    assert rig.of(do.AssignCores) == [do.AssignCores(A0, {N0: 1})]
+    assert rig.of(co.AssignCores) == [co.AssignCores(A0, {N0: 1})]
     assert rig.tell(ev.CoresAsked(A0, {N2: 1})) == []

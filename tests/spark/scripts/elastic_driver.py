@@ -11,7 +11,7 @@ from typing import Any
 from tests.spark.dooms import Counting, Doom, Reaper
 from tests.spark.rig import await_that, tell
 
-from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol import batch_protocol as ba
 from elasticutor.driver.queries.batch_driver import BatchDriver
 from elasticutor.spark.elastic import session_cluster
 from elasticutor.spark.session import local_session

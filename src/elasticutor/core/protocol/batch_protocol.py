@@ -1,16 +1,18 @@
-"""What tasks, executors and the checkpoint tell `core.protocol.batches`, and what it orders."""
+"""What tasks and the checkpoint tell `core.protocol.batches`, and what it orders."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
-from elasticutor.core.protocol.coordinator import BeginAttempt, WriteManifest
+from elasticutor.core.message import Message
+from elasticutor.core.protocol.coordinator import (
+    BeginAttempt,
+    ParticipantPrepared,
+    ParticipantReady,
+    WriteManifest,
+)
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 
 
-@dataclass(frozen=True, slots=True)
-class Ingress:
+class Ingress(Message):
     """A task that feeds the operators with one partition of a batch."""
 
     epoch: Epoch
@@ -27,15 +29,13 @@ class Ingress:
 # Events ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TaskArrived:
+class TaskArrived(Message):
     """A task wants to send."""
 
     task: Ingress
 
 
-@dataclass(frozen=True, slots=True)
-class StageCounted:
+class StageCounted(Message):
     """How many tasks a stage runs, and of how many partitions its data is."""
 
     execution: int
@@ -46,41 +46,20 @@ class StageCounted:
     """Of which exchange its output is; the same for a stage that makes lost output again."""
 
 
-@dataclass(frozen=True, slots=True)
-class WentBack:
+class WentBack(Message):
     """The checkpoint is at the attempt's base again."""
 
     attempt: Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorReady:
-    """An executor is at the attempt's base, and takes tuples."""
-
-    who: Peer
-    attempt: Attempt
-
-
-@dataclass(frozen=True, slots=True)
-class ExecutorPrepared:
-    """An executor's part of the epoch is durable."""
-
-    who: Peer
-    attempt: Attempt
-    epoch: Epoch
-    notes: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class TaskDone:
+class TaskDone(Message):
     """A task has sent everything, and has all outputs of it."""
 
     task: Ingress
     attempt: Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class EpochDurable:
+class EpochDurable(Message):
     """The manifest is written."""
 
     attempt: Attempt
@@ -91,8 +70,8 @@ BatchEvent = (
     TaskArrived
     | StageCounted
     | WentBack
-    | ExecutorReady
-    | ExecutorPrepared
+    | ParticipantReady
+    | ParticipantPrepared
     | TaskDone
     | EpochDurable
 )
@@ -101,31 +80,27 @@ BatchEvent = (
 # Orders ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class CountTasks:
+class CountTasks(Message):
     """Find out how many tasks a stage has, and what its output is for."""
 
     execution: int
     stage: int
 
 
-@dataclass(frozen=True, slots=True)
-class GoBack:
+class GoBack(Message):
     """Let the checkpoint go on from the base: the newest epoch is to be made again."""
 
     attempt: Attempt
     base: Epoch
 
 
-@dataclass(frozen=True, slots=True)
 class BeginBatch(BeginAttempt):
     """Tell an executor to go to the base, and its upstreams; it answers when ready."""
 
     upstreams: tuple[Peer, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Admit:
+class Admit(Message):
     """Let a task send, under this name."""
 
     task: Ingress
@@ -133,8 +108,7 @@ class Admit:
     upstream: Peer
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(Message):
     """Let a task fail, and say why."""
 
     task: Ingress
@@ -143,8 +117,7 @@ class Refuse:
     """Whether running the batch again would help."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leave:
+class Leave(Message):
     """Let a task end: all that it has sent is safe."""
 
     task: Ingress

@@ -36,8 +36,6 @@ from elasticutor.core.protocol.batch_protocol import (
     BeginBatch,
     CountTasks,
     EpochDurable,
-    ExecutorPrepared,
-    ExecutorReady,
     GoBack,
     Ingress,
     Leave,
@@ -47,41 +45,20 @@ from elasticutor.core.protocol.batch_protocol import (
     TaskDone,
     WentBack,
 )
-from elasticutor.core.protocol.coordinator import WriteManifest
+from elasticutor.core.protocol.coordinator import (
+    ParticipantPrepared,
+    ParticipantReady,
+    WriteManifest,
+)
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.errors import BadValueError, OutOfOrderError, StaleAttemptError
-
-__all__ = [
-    "Admit",
-    "BatchEvent",
-    "BatchOrder",
-    "BatchPhase",
-    "Batches",
-    "BeginBatch",
-    "CountTasks",
-    "EpochDurable",
-    "ExecutorPrepared",
-    "ExecutorReady",
-    "GoBack",
-    "Ingress",
-    "Leave",
-    "Refuse",
-    "StageCounted",
-    "TaskArrived",
-    "TaskDone",
-    "WentBack",
-]
 
 
 class Batches:
     """Decides what becomes of the tasks that feed the operators of one query, or of one action.
 
-    Args:
-        executors: Of all operators that are fed.
-        committed: The epoch to begin with.
-        first: All attempts come after it.
-        keeps: Whether state goes on from batch to batch, and is durable; if not, every execution
-            begins with nothing.
+    `committed` is the epoch to begin with, and all attempts come after `first`. Unless it `keeps`
+    state, every execution begins with nothing.
 
     Example:
         >>> batches = Batches(["count.0"], committed=Epoch(4))
@@ -91,14 +68,14 @@ class Batches:
         >>> [begin] = batches.handle(StageCounted(7, 2, tasks=1, partitions=1))
         >>> begin.base, begin.epoch, begin.upstreams
         (4, 5, ('p0@1',))
-        >>> batches.handle(ExecutorReady("count.0", 1))[0].upstream
+        >>> batches.handle(ParticipantReady("count.0", 1))[0].upstream
         'p0@1'
 
         All outputs are back, but the last task may not leave until the epoch is durable:
 
         >>> batches.handle(TaskDone(task, 1))
         []
-        >>> batches.handle(ExecutorPrepared("count.0", 1, 5))
+        >>> batches.handle(ParticipantPrepared("count.0", 1, 5))
         [WriteManifest(epoch=5, attempt=1, predecessor=4, notes={'count.0': None})]
         >>> batches.handle(EpochDurable(1, 5)) == [Leave(task)]
         True
@@ -201,9 +178,9 @@ class Batches:
                 return self._on_counted(event)
             case WentBack(attempt):
                 return self._on_went_back(attempt)
-            case ExecutorReady(who, attempt):
+            case ParticipantReady(who, attempt):
                 return self._on_ready(who, attempt)
-            case ExecutorPrepared(who, attempt, epoch, notes):
+            case ParticipantPrepared(who, attempt, epoch, notes):
                 return self._on_prepared(who, attempt, epoch, notes)
             case TaskDone(task, attempt):
                 return self._on_done(task, attempt)

@@ -17,31 +17,28 @@ executor and sink is ready, so no participant meets an attempt that it has not h
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
+from elasticutor.core.message import Message
+from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, TaskId
 from elasticutor.errors import BadValueError, OutOfOrderError, StaleAttemptError
 
 # Events ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class EpochDue:
+class EpochDue(Message):
     """The epoch interval has passed; ignored unless the coordinator is running."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParticipantReady:
+class ParticipantReady(Message):
     """An executor or a sink is back at the attempt's base, and takes tuples."""
 
     who: Peer
     attempt: Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class ParticipantPrepared:
+class ParticipantPrepared(Message):
     """An executor, source or sink can commit the epoch, whatever happens to it."""
 
     who: Peer
@@ -52,8 +49,7 @@ class ParticipantPrepared:
     executor's nodes said of the increments that they wrote."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParticipantFailed:
+class ParticipantFailed(Message):
     """A participant cannot go on with the attempt."""
 
     who: Peer
@@ -61,23 +57,20 @@ class ParticipantFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ParticipantLost:
+class ParticipantLost(Message):
     """The process of a participant is gone; the one in its place knows of no attempt yet."""
 
     who: Peer
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestWritten:
+class ManifestWritten(Message):
     """The epoch's manifest is durable."""
 
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class ManifestFailed:
+class ManifestFailed(Message):
     """The epoch's manifest could not be written, and is not there."""
 
     epoch: Epoch
@@ -98,8 +91,7 @@ CoordinatorEvent = (
 # Orders ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class BeginAttempt:
+class BeginAttempt(Message):
     """Tell an executor or a sink to go back to the base; it answers when it is ready."""
 
     who: Peer
@@ -110,8 +102,7 @@ class BeginAttempt:
     """What the base's manifest says of a sink, which commits that once more."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartSource:
+class StartSource(Message):
     """Let a source send from where the base's manifest says; None: from its beginning."""
 
     who: Peer
@@ -120,8 +111,7 @@ class StartSource:
     offset: Any
 
 
-@dataclass(frozen=True, slots=True)
-class EndEpoch:
+class EndEpoch(Message):
     """Let a source send the epoch's marker, and say at which offset it stood."""
 
     who: Peer
@@ -129,8 +119,7 @@ class EndEpoch:
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class WriteManifest:
+class WriteManifest(Message):
     """Commit the epoch: the increments that this attempt has written for it."""
 
     epoch: Epoch
@@ -139,8 +128,7 @@ class WriteManifest:
     notes: Mapping[Peer, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class CommitEpoch:
+class CommitEpoch(Message):
     """Tell a participant that the epoch is committed."""
 
     who: Peer
@@ -149,6 +137,69 @@ class CommitEpoch:
 
 
 Order = BeginAttempt | StartSource | EndEpoch | WriteManifest | CommitEpoch
+
+
+# Besides epochs ----------------------------------------------------------------------------------
+
+
+class AssignCores(Message):
+    """The cores that an executor should have from now on."""
+
+    who: Peer
+    cores: Mapping[NodeId, int]
+
+
+class StopSending(Message):
+    """Let a source send nothing more after its next marker."""
+
+    who: Peer
+
+
+class SourceExhausted(Message):
+    """A source has sent everything that it will ever have."""
+
+    who: Peer
+    attempt: Attempt
+
+
+class AskToRest(Message):
+    """Let a participant start no more moves, and say when nothing of it is under way."""
+
+    who: Peer
+
+
+class ParticipantRested(Message):
+    """Nothing of a participant is under way: no move of an executor, no publishing of a sink."""
+
+    who: Peer
+
+
+class AskWhy(Message):
+    """Let an executor say why nothing happens."""
+
+    who: Peer
+
+
+class WaitExplained(Message):
+    """Why an executor waits, in words."""
+
+    who: Peer
+    waits: tuple[str, ...]
+
+
+class ProcessLost(Message):
+    """A process has ended that should not have: of a participant, or of one of its tasks."""
+
+    who: Peer
+    life: int
+    task: TaskId | None
+    reason: str
+
+
+class PlaceCleared(Message):
+    """Nothing of the run is left on a node or in a host."""
+
+    name: str
 
 
 class CoordinatorPhase(Enum):

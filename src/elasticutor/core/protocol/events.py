@@ -14,13 +14,13 @@ processed. Between senders nothing is assumed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from elasticutor.core.executor.batch import ShardArray
 from elasticutor.core.measure.load import RowSeconds
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.ids import (
     Attempt,
     ChunkId,
@@ -32,11 +32,15 @@ from elasticutor.core.protocol.ids import (
     TaskId,
 )
 
+
+class _Event(Message):
+    """What is not made for every chunk."""
+
+
 # From the coordinator ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptBegun:
+class AttemptBegun(_Event):
     """Go on from the state of epoch `base`, with these upstreams and destinations.
 
     Whatever came after `base` is given up. This is the first event of an executor, the answer to a
@@ -52,8 +56,7 @@ class AttemptBegun:
     """Where outputs go, when they are forwarded; returned outputs go to the upstreams."""
 
 
-@dataclass(frozen=True, slots=True)
-class EpochCommitted:
+class EpochCommitted(_Event):
     """All participants have prepared the epoch, and it will never be rolled back."""
 
     attempt: Attempt
@@ -63,49 +66,42 @@ class EpochCommitted:
 # From the scheduler, and from clocks and watchers of the host -------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class CoreGranted:
+class CoreGranted(_Event):
     """A core on this node is ours from now on."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class CoreTaken:
+class CoreTaken(_Event):
     """The core of this task is wanted elsewhere; its shards are to leave it first."""
 
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class BalanceDue:
+class BalanceDue(_Event):
     """A balancing interval has passed."""
 
 
-@dataclass(frozen=True, slots=True)
-class MoveAsked:
+class MoveAsked(_Event):
     """A person, a benchmark or a test wants this shard on that task."""
 
     shard: ShardId
     destination: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class TaskLost:
+class TaskLost(_Event):
     """A task's process is gone, and with it its cached state."""
 
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class NodeLost:
+class NodeLost(_Event):
     """A node is gone, with its tasks and its store. Never the executor's own local node."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptFailed:
+class AttemptFailed(_Event):
     """The host cannot go on with the attempt: storage failed, a link broke, an operator raised.
 
     Also what a host makes of any refusal that is not of something late: the sender waits
@@ -132,8 +128,7 @@ class TuplesArrived(msgspec.Struct, eq=False):
     """Bytes of the whole batch, as the upstream counts them against its credit."""
 
 
-@dataclass(frozen=True, slots=True)
-class MarkerArrived:
+class MarkerArrived(_Event):
     """This upstream has sent all of its tuples of the epoch."""
 
     upstream: Peer
@@ -144,8 +139,7 @@ class MarkerArrived:
 # From destinations of outputs --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class CreditGranted:
+class CreditGranted(_Event):
     """The destination takes outputs up to this many bytes, counted from the attempt's start."""
 
     destination: Peer
@@ -195,8 +189,7 @@ class ChunkProgressed(msgspec.Struct, eq=False):
     row_seconds: RowSeconds = None
 
 
-@dataclass(frozen=True, slots=True)
-class ShardWritten:
+class ShardWritten(_Event):
     """What the task had changed in the shard is in the store; tuples still flow."""
 
     task: TaskId
@@ -204,8 +197,7 @@ class ShardWritten:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class LabelReached:
+class LabelReached(_Event):
     """The task is done with the shard, whose state is in the store; the rest of it comes back.
 
     The task has not begun the tuples of the shard that are left in its chunks, and leaves them out.
@@ -220,8 +212,7 @@ class LabelReached:
     """How many tuples come back."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFlushed:
+class TaskFlushed(_Event):
     """All that the task changed in the epoch is in the store."""
 
     task: TaskId
@@ -231,8 +222,7 @@ class TaskFlushed:
     """The longest stretch of time for which this kept the task from its tuples."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskReset:
+class TaskReset(_Event):
     """The task has forgotten everything cached, and works for this attempt only."""
 
     task: TaskId
@@ -242,30 +232,26 @@ class TaskReset:
 # From nodes --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TaskStarted:
+class TaskStarted(_Event):
     """The task's process runs, and waits for chunks."""
 
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class ShardOpened:
+class ShardOpened(_Event):
     """The destination's store is ready to take the shard's state."""
 
     move: MoveId
 
 
-@dataclass(frozen=True, slots=True)
-class CopyArrived:
+class CopyArrived(_Event):
     """The first copy of the shard's state has reached the destination; tuples still flow."""
 
     move: MoveId
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class StateArrived:
+class StateArrived(_Event):
     """The destination's store has everything of the shard."""
 
     move: MoveId
@@ -273,16 +259,14 @@ class StateArrived:
     """Bytes that came since `CopyArrived`, so while the shard was held."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShardDropped:
+class ShardDropped(_Event):
     """The node's store holds nothing of the shard any more."""
 
     node: NodeId
     shard: ShardId
 
 
-@dataclass(frozen=True, slots=True)
-class IncrementPersisted:
+class IncrementPersisted(_Event):
     """What the node's shards changed in the epoch is durable."""
 
     node: NodeId
@@ -293,50 +277,21 @@ class IncrementPersisted:
     """What the manifest should say of it; handed on as it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoreRolledBack:
+class StoreRolledBack(_Event):
     """The node's store is back at the base of the attempt."""
 
     node: NodeId
     attempt: Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class StateMeasured:
+class StateMeasured(_Event):
     """The executor's state on this node has this many bytes now."""
 
     node: NodeId
     size: int
 
 
-Event = (
-    AttemptBegun
-    | EpochCommitted
-    | CoreGranted
-    | CoreTaken
-    | BalanceDue
-    | MoveAsked
-    | TaskLost
-    | NodeLost
-    | AttemptFailed
-    | TuplesArrived
-    | MarkerArrived
-    | CreditGranted
-    | ChunkProcessed
-    | ChunkProgressed
-    | ShardWritten
-    | LabelReached
-    | TaskFlushed
-    | TaskReset
-    | TaskStarted
-    | ShardOpened
-    | CopyArrived
-    | StateArrived
-    | ShardDropped
-    | IncrementPersisted
-    | StoreRolledBack
-    | StateMeasured
-)
+Event = _Event | TuplesArrived | ChunkProcessed | ChunkProgressed
 
 MOVE_EVENTS = (
     BalanceDue,

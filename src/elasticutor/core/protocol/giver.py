@@ -28,21 +28,6 @@ class Drain:
     The new owner of a shard sends its outputs on another way. Those of the old one may still wait
     for credit, or lie unread at a slow destination; they would be overtaken. So when the last of
     them has been sent, every destination is asked to confirm, behind them on their own way.
-
-    Args:
-        executor: Whose tuples and outputs.
-        destinations: Where its outputs go.
-
-    Example:
-        >>> drain = Drain(Peer("x"), [Peer("out")])
-        >>> drain.begin(DrainExecutor(Peer("x"), 1, rows=2))
-        >>> drain.processed(2)
-        >>> drain.proceed(sent=False)
-        []
-        >>> drain.proceed(sent=True)
-        [ConfirmOutputs(destination='out', executor='x', round=1)]
-        >>> drain.taken(OutputsTaken(Peer("out"), 1))
-        ExecutorDrained(executor='x', round=1)
     """
 
     def __init__(self, executor: Peer, destinations: Iterable[Peer] = ()) -> None:
@@ -62,11 +47,7 @@ class Drain:
         self._order = order
 
     def proceed(self, *, sent: bool) -> list[ConfirmOutputs | ExecutorDrained]:
-        """What is to be done next, now that something has changed.
-
-        Args:
-            sent: Whether all outputs have been sent, so that none waits for credit.
-        """
+        """What is to be done next; `sent` says that no output waits for credit."""
         order = self._order
         if order is None or self._untaken or self._processed < order.rows or not sent:
             return []

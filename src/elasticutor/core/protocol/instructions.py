@@ -7,12 +7,12 @@ the protocol rests on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from elasticutor.core.executor.batch import Part
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.ids import (
     Attempt,
     ChunkId,
@@ -40,150 +40,128 @@ class Dispatch(msgspec.Struct, eq=False):
     parts: list[Part]
 
 
-@dataclass(frozen=True, slots=True)
-class WriteShard:
+class _ToTask(Message):
+    task: TaskId
+
+
+class WriteShard(_ToTask):
     """Let the task write what it has changed in the shard, and go on working on it.
 
     Answered by `ShardWritten`, when it suits the task: the shard's tuples flow meanwhile, and the
     label has little left to write.
     """
 
-    task: TaskId
     move: MoveId
     shard: ShardId
 
 
-@dataclass(frozen=True, slots=True)
-class SendLabel:
+class SendLabel(_ToTask):
     """Let the task be done with the shard: tuples of it that are not begun come back.
 
     Answered by `LabelReached`, before the next tuple.
     """
 
-    task: TaskId
     move: MoveId
     shard: ShardId
 
 
-@dataclass(frozen=True, slots=True)
-class FlushTask:
+class FlushTask(_ToTask):
     """Let the task write everything it changed in the epoch to the store, while it works on."""
 
-    task: TaskId
     attempt: Attempt
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class ResetTask:
+class ResetTask(_ToTask):
     """Let the task forget what it has cached: the attempt it was for is given up."""
 
-    task: TaskId
     attempt: Attempt
 
 
 # To a node ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class OpenStore:
+class _ToNode(Message):
+    node: NodeId
+
+
+class OpenStore(_ToNode):
     """Have an empty store for this executor on the node."""
 
-    node: NodeId
     attempt: Attempt
     committed: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class StartTask:
+class StartTask(_ToNode):
     """Start a task's process on the node; answered by `TaskStarted`."""
 
-    node: NodeId
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class EndTask:
+class EndTask(_ToNode):
     """End the task's process: it has no shards and nothing to do."""
 
-    node: NodeId
     task: TaskId
 
 
-@dataclass(frozen=True, slots=True)
-class OpenShard:
+class OpenShard(_ToNode):
     """Make ready to take the shard's state from another node."""
 
-    node: NodeId
     move: MoveId
     shard: ShardId
 
 
-@dataclass(frozen=True, slots=True)
-class CopyShard:
+class CopyShard(_ToNode):
     """Send a copy of the shard's state, and note from now on which keys change."""
 
-    node: NodeId
     move: MoveId
     shard: ShardId
     destination: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class SendRest:
+class SendRest(_ToNode):
     """Send what changed in the shard since the copy; there always was one."""
 
-    node: NodeId
     move: MoveId
     shard: ShardId
     destination: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreShard:
+class RestoreShard(_ToNode):
     """Fetch the shard's state of the epoch from the checkpoint."""
 
-    node: NodeId
     move: MoveId
     shard: ShardId
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class DropShard:
+class DropShard(_ToNode):
     """Forget the shard's state: another node has it all."""
 
-    node: NodeId
     shard: ShardId
 
 
-@dataclass(frozen=True, slots=True)
-class PersistIncrement:
+class PersistIncrement(_ToNode):
     """Make durable what these shards changed in the epoch.
 
     The node takes its snapshot when the instruction reaches it, and writes beside the processing:
     so moves may start as soon as this has been sent.
     """
 
-    node: NodeId
     attempt: Attempt
     epoch: Epoch
     shards: tuple[ShardId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CommitStore:
+class CommitStore(_ToNode):
     """Fold everything up to the epoch into the committed level."""
 
-    node: NodeId
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class RollBackStore:
+class RollBackStore(_ToNode):
     """Return to the state of epoch `base`, keep these shards and no others."""
 
-    node: NodeId
     attempt: Attempt
     base: Epoch
     shards: tuple[ShardId, ...]
@@ -192,8 +170,7 @@ class RollBackStore:
 # To an upstream ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class GrantCredit:
+class GrantCredit(Message):
     """The upstream may send up to this many bytes, counted from the attempt's start."""
 
     upstream: Peer
@@ -213,8 +190,7 @@ class Emit(msgspec.Struct):
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class EmitMarker:
+class EmitMarker(Message):
     """All outputs of the epoch for this destination have been sent."""
 
     destination: Peer
@@ -225,15 +201,17 @@ class EmitMarker:
 # To the coordinator ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ReportReady:
+class _ToDriver(Message):
+    """A report of the executor."""
+
+
+class ReportReady(_ToDriver):
     """The state of the attempt's base is in place, tuples are welcome."""
 
     attempt: Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class ReportPrepared:
+class ReportPrepared(_ToDriver):
     """The epoch is durable here; it is kept and not yet committed."""
 
     attempt: Attempt
@@ -242,8 +220,7 @@ class ReportPrepared:
     """What the nodes said of their increments, for the manifest."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportFailure:
+class ReportFailure(_ToDriver):
     """The attempt cannot go on: what it did since its last epoch is lost in part."""
 
     attempt: Attempt
@@ -253,8 +230,7 @@ class ReportFailure:
 # For the record ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ReportMove:
+class ReportMove(_ToDriver):
     """A shard has moved; times as the paper's figures 8 and 9 split them."""
 
     move: MoveId
@@ -273,8 +249,7 @@ class ReportMove:
     """Bytes sent while it was held."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportSealed:
+class ReportSealed(_ToDriver):
     """All tuples of an epoch are processed, and what they changed is in the stores."""
 
     attempt: Attempt
@@ -287,60 +262,14 @@ class ReportSealed:
     """The longest that this kept a task from its tuples at a time: what is felt of the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportHotShards:
+class ReportHotShards(_ToDriver):
     """These shards fill a core each, alone: no further core can help them."""
 
     shards: tuple[ShardId, ...]
 
 
-Instruction = (
-    Dispatch
-    | WriteShard
-    | SendLabel
-    | FlushTask
-    | ResetTask
-    | OpenStore
-    | StartTask
-    | EndTask
-    | OpenShard
-    | CopyShard
-    | SendRest
-    | RestoreShard
-    | DropShard
-    | PersistIncrement
-    | CommitStore
-    | RollBackStore
-    | GrantCredit
-    | Emit
-    | EmitMarker
-    | ReportReady
-    | ReportPrepared
-    | ReportFailure
-    | ReportMove
-    | ReportSealed
-    | ReportHotShards
-)
+Instruction = Dispatch | _ToTask | _ToNode | GrantCredit | Emit | EmitMarker | _ToDriver
 
-TO_TASK = (Dispatch, WriteShard, SendLabel, FlushTask, ResetTask)
-TO_NODE = (
-    OpenStore,
-    StartTask,
-    EndTask,
-    OpenShard,
-    CopyShard,
-    SendRest,
-    RestoreShard,
-    DropShard,
-    PersistIncrement,
-    CommitStore,
-    RollBackStore,
-)
-TO_DRIVER = (
-    ReportReady,
-    ReportPrepared,
-    ReportFailure,
-    ReportMove,
-    ReportSealed,
-    ReportHotShards,
-)
+TO_TASK: tuple[type[Dispatch | _ToTask], ...] = (Dispatch, *_ToTask.__subclasses__())
+TO_NODE = tuple(_ToNode.__subclasses__())
+TO_DRIVER = tuple(_ToDriver.__subclasses__())

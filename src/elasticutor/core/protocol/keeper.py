@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elasticutor.core.message import Message
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, Epoch, MoveId, NodeId, ShardId
@@ -20,8 +21,7 @@ from elasticutor.errors import BadValueError, StaleAttemptError
 from elasticutor.state.levels import START, Cursor, Increment, Levels, Record, Records
 
 
-@dataclass(frozen=True, slots=True)
-class SendSlice:
+class SendSlice(Message):
     """Send some of a shard's state to another node's keeper."""
 
     node: NodeId
@@ -35,30 +35,26 @@ class SendSlice:
     """Whether the shard is held meanwhile."""
 
 
-@dataclass(frozen=True, slots=True)
-class CopyOn:
+class CopyOn(Message):
     """Go on with a copy by `Keeper.copy_on`, when what else there is to do has been done."""
 
     move: MoveId
 
 
-@dataclass(frozen=True, slots=True)
-class FoldOn:
+class FoldOn(Message):
     """Go on with folding what is committed by `Keeper.fold_on`, in the same way."""
 
     epoch: Epoch
     """The newest that was committed."""
 
 
-@dataclass(frozen=True, slots=True)
-class DropOn:
+class DropOn(Message):
     """Go on with the removal of a shard by `Keeper.drop_on`, in the same way."""
 
     shard: ShardId
 
 
-@dataclass(frozen=True, slots=True)
-class WriteIncrement:
+class WriteIncrement(Message):
     """Make an epoch's changes durable, then call `Keeper.written`.
 
     The changes are those of the moment at which this was asked for, and are read from the store
@@ -75,8 +71,7 @@ class WriteIncrement:
         return self.increment.read()
 
 
-@dataclass(frozen=True, slots=True)
-class ReadShard:
+class ReadShard(Message):
     """Fetch a shard's state of the epoch from the checkpoint, then call `Keeper.restored`."""
 
     move: MoveId

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from elasticutor.core.executor.balancing import plan_reassignments
 from elasticutor.core.measure.load import FloatArray
+from elasticutor.core.message import Message
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import MoveId, NodeId, Peer, ShardId, TaskId
@@ -36,46 +37,43 @@ from elasticutor.errors import BadValueError, OutOfOrderError, UnknownShardError
 # From the repartitioner ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class PauseUpstream:
-    """Send nothing more; answered by `UpstreamPaused`."""
-
+class _WithUpstream(Message):
     upstream: Peer
     round: int
+
+
+class _WithExecutor(Message):
+    executor: Peer
+    round: int
+
+
+class PauseUpstream(_WithUpstream):
+    """Send nothing more; answered by `UpstreamPaused`."""
+
     operator: str = ""
     """Whose table is to change, where an upstream has several."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainExecutor:
+class DrainExecutor(_WithExecutor):
     """Process this many tuples since the start, and their outputs; by `ExecutorDrained`."""
 
-    executor: Peer
-    round: int
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseShards:
+class ReleaseShards(_WithExecutor):
     """Write the state of these shards to the node's store and forget it; by `ShardsReleased`."""
 
-    executor: Peer
-    round: int
     shards: tuple[ShardId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateTable:
+class UpdateTable(_WithUpstream):
     """These shards belong to these executors from now on; go on sending. By `TableUpdated`."""
 
-    upstream: Peer
-    round: int
     owners: Mapping[ShardId, int]
     operator: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportRound:
+class ReportRound(Message):
     """For the record: a round is over."""
 
     round: int
@@ -107,8 +105,7 @@ Order = (
 # From an executor that drains, to its destinations ------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ConfirmOutputs:
+class ConfirmOutputs(Message):
     """Say that you have taken in all outputs before this, by `OutputsTaken`.
 
     It goes the way of the outputs, behind them.
@@ -122,46 +119,31 @@ class ConfirmOutputs:
 # The answers --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamPaused:
+class UpstreamPaused(_WithUpstream):
     """Nothing more comes from this upstream; how many tuples it has sent to each executor."""
 
-    upstream: Peer
-    round: int
     sent: tuple[int, ...]
     operator: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorDrained:
+class ExecutorDrained(_WithExecutor):
     """All that was sent to the executor is processed, and its destinations have the outputs."""
 
-    executor: Peer
-    round: int
 
-
-@dataclass(frozen=True, slots=True)
-class OutputsTaken:
+class OutputsTaken(Message):
     """The destination has taken in whatever the executor had sent; for the executor itself."""
 
     destination: Peer
     round: int
 
 
-@dataclass(frozen=True, slots=True)
-class ShardsReleased:
+class ShardsReleased(_WithExecutor):
     """The shards' state is in the node's store."""
 
-    executor: Peer
-    round: int
 
-
-@dataclass(frozen=True, slots=True)
-class TableUpdated:
+class TableUpdated(_WithUpstream):
     """The upstream sends by the new table."""
 
-    upstream: Peer
-    round: int
     operator: str = ""
 
 
@@ -207,15 +189,7 @@ class _Round:
 
 
 class Repartitioner:
-    """Decides when shards change their executors, and leads all participants through it.
-
-    Args:
-        shards: Of the whole operator.
-        homes: The executors in their order, each with its node.
-        upstreams: All that send to them.
-        operator: Its name, for upstreams that feed several.
-        threshold: θ of the balancing.
-    """
+    """Decides when shards change their executors, and leads all participants through it."""
 
     def __init__(
         self,
@@ -424,22 +398,7 @@ def first_table(shards: int, executors: int) -> npt.NDArray[np.intp]:
 
 
 class PausableRoute:
-    """An upstream's side: the table, the pause, and what was sent to whom.
-
-    Example:
-        >>> route = PausableRoute(Peer("clicks.0"), shards=4, executors=2)
-        >>> route.owners(np.array([0, 1, 3])).tolist()
-        [0, 1, 1]
-        >>> route.sent(0, 1)
-        >>> route.pause(PauseUpstream(Peer("clicks.0"), 1))
-        UpstreamPaused(upstream='clicks.0', round=1, sent=(1, 0), operator='')
-        >>> route.paused
-        True
-        >>> route.update(UpdateTable(Peer("clicks.0"), 1, {ShardId(0): 1}))
-        TableUpdated(upstream='clicks.0', round=1, operator='')
-        >>> route.paused, route.owners(np.array([0])).tolist()
-        (False, [1])
-    """
+    """An upstream's side: the table, the pause, and what was sent to whom."""
 
     def __init__(self, upstream: Peer, *, shards: int, executors: int) -> None:
         self._upstream = upstream

@@ -19,10 +19,10 @@ after it; everything else happens a few times in each epoch.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from elasticutor.core.executor.credits import InputCredits
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.coordinator import (
     BeginAttempt,
     CommitEpoch,
@@ -35,8 +35,7 @@ from elasticutor.core.protocol.repartition import ConfirmOutputs, OutputsTaken
 from elasticutor.errors import OutOfOrderError
 
 
-@dataclass(frozen=True, slots=True)
-class WriteHeld:
+class WriteHeld(Message):
     """Write tuples that were held; followed by `SinkSide.written`, as for all others."""
 
     upstream: Peer
@@ -45,24 +44,21 @@ class WriteHeld:
     content: Any
 
 
-@dataclass(frozen=True, slots=True)
-class PrepareOutput:
+class PrepareOutput(Message):
     """Make safe what is written in the epoch; answered by `SinkSide.prepared`."""
 
     attempt: Attempt
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class CommitOutput:
+class CommitOutput(Message):
     """Show the output that this note is of; it may be seen already."""
 
     epoch: Epoch
     note: Any
 
 
-@dataclass(frozen=True, slots=True)
-class AbortOutput:
+class AbortOutput(Message):
     """Drop all output that was not committed, prepared or not."""
 
 
@@ -79,21 +75,6 @@ class SinkSide:
         upstreams: All that feed it.
         first: The bytes that each of them may send before it is granted more.
         limit: The bytes that may be inside from each of them.
-
-    Example:
-        >>> sink = SinkSide(Peer("out"), [Peer("counts.0")], first=100, limit=400)
-        >>> sink.begin(BeginAttempt("out", attempt=1, base=0, epoch=1))
-        [AbortOutput(), ParticipantReady(who='out', attempt=1)]
-        >>> sink.arrive("counts.0", attempt=1, size=100, content="tuples")
-        True
-        >>> sink.written("counts.0", attempt=1, size=100)
-        GrantCredit(upstream='counts.0', attempt=1, total=500)
-        >>> sink.mark("counts.0", attempt=1, epoch=1)
-        [PrepareOutput(attempt=1, epoch=1)]
-        >>> sink.prepared(attempt=1, epoch=1, note="part-1")
-        [ParticipantPrepared(who='out', attempt=1, epoch=1, note='part-1')]
-        >>> sink.commit(CommitEpoch("out", attempt=1, epoch=1))
-        [CommitOutput(epoch=1, note='part-1')]
     """
 
     def __init__(self, who: Peer, upstreams: Iterable[Peer], *, first: int, limit: int) -> None:
@@ -164,13 +145,7 @@ class SinkSide:
         return [*self._commit(), PrepareOutput(attempt, epoch)]
 
     def prepared(self, attempt: Attempt, epoch: Epoch, note: Any) -> list[SinkOrder]:
-        """Open the next epoch: what is written in this one can be committed, whatever happens.
-
-        Args:
-            attempt: The attempt that it was written in.
-            epoch: The epoch.
-            note: What it takes to commit it; None if there is nothing to commit.
-        """
+        """Open the next epoch: what is written in this one can be committed, whatever happens."""
         if attempt != self.attempt:
             return []
         self._prepared = epoch, note

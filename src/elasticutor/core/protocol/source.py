@@ -20,43 +20,35 @@ takes no further call. It asks `outputs.blocked` whether it may go on.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from elasticutor.core.executor.emitter import Emitter
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.coordinator import (
     CommitEpoch,
     EndEpoch,
     ParticipantPrepared,
+    SourceExhausted,
     StartSource,
 )
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.core.protocol.instructions import Emit, EmitMarker
 
 
-@dataclass(frozen=True, slots=True)
-class ReadFrom:
+class ReadFrom(Message):
     """Forget the reader and all that it has read; greet the destinations, and read from here."""
 
     offset: Any
     """None: from the beginning."""
 
 
-@dataclass(frozen=True, slots=True)
-class CommitOffset:
+class CommitOffset(Message):
     """Tell the reader that it is never asked again for what is before this offset."""
 
     offset: Any
 
 
-@dataclass(frozen=True, slots=True)
-class ReportExhausted:
-    """Everything is read and cut."""
-
-    attempt: Attempt
-
-
-SourceOrder = Emit | EmitMarker | ParticipantPrepared | ReadFrom | CommitOffset | ReportExhausted
+SourceOrder = Emit | EmitMarker | ParticipantPrepared | ReadFrom | CommitOffset | SourceExhausted
 
 
 class SourceSide:
@@ -68,16 +60,6 @@ class SourceSide:
         first: The bytes that it may send each of them before it is granted more.
         limit: The bytes that may wait for credit before it stops reading.
         checkpointed: Whether epochs become durable, so that readers may forget what is committed.
-
-    Example:
-        >>> source = SourceSide(Peer("clicks.0"), [Peer("counts.0")], first=100, limit=100)
-        >>> source.start(StartSource("clicks.0", attempt=1, epoch=1, offset=40))
-        [ReadFrom(offset=40)]
-        >>> source.end_epoch(EndEpoch("clicks.0", attempt=1, epoch=1), offset=52)
-        [EmitMarker(destination='counts.0', attempt=1, epoch=1), \
-ParticipantPrepared(who='clicks.0', attempt=1, epoch=1, note=52)]
-        >>> source.commit(CommitEpoch("clicks.0", attempt=1, epoch=1))
-        [CommitOffset(offset=52)]
     """
 
     def __init__(
@@ -121,12 +103,7 @@ ParticipantPrepared(who='clicks.0', attempt=1, epoch=1, note=52)]
         return [ReadFrom(order.offset)]
 
     def end_epoch(self, order: EndEpoch, offset: Any) -> list[SourceOrder]:
-        """Send the epoch's marker behind all that is cut, and report where the reader stands.
-
-        Args:
-            order: Which epoch.
-            offset: Of the reader, now.
-        """
+        """Send the epoch's marker behind all that is cut, and report where the reader stands."""
         if order.attempt != self.attempt:
             return []
         self.outputs.end_epoch(order.epoch)
@@ -169,4 +146,4 @@ ParticipantPrepared(who='clicks.0', attempt=1, epoch=1, note=52)]
         if self._exhausted:
             return []
         self._exhausted = True
-        return [ReportExhausted(self.attempt)]
+        return [SourceExhausted(self.who, self.attempt)]

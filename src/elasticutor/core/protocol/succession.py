@@ -10,7 +10,8 @@ another one takes its place, and two things must not be forgotten with the first
 
 from __future__ import annotations
 
-from elasticutor.core.protocol.batches import Batches, Ingress
+from elasticutor.core.protocol.batch_protocol import Ingress
+from elasticutor.core.protocol.batches import Batches
 from elasticutor.core.protocol.ids import Epoch
 
 

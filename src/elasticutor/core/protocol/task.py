@@ -11,56 +11,19 @@ of the next epoch. Running the operator over a chunk is the host's part, between
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
-from elasticutor.core.protocol.ids import Attempt, Epoch, ShardId, TaskId
+from elasticutor.core.protocol.ids import Attempt, Epoch, TaskId
 from elasticutor.core.protocol.task_inbox import TaskInbox, Work
 from elasticutor.errors import OutOfOrderError, StaleAttemptError
-
-
-class TaskCache(Protocol):
-    """What a task needs of its state cache; `elasticutor.state.cache.StateCache` is one."""
-
-    attempt: Attempt
-    epoch: Epoch
-
-    def set_apart(self) -> None:
-        """Keep what has changed in the epoch as it is now, to be written by `write_some`."""
-
-    def write_some(self) -> bool:
-        """Write a slice of what was set apart to the store; returns whether there is more."""
-
-    def flush_shard(self, shard: ShardId) -> int:
-        """Write the shard's changes, those set apart too, to the store; returns their bytes."""
-
-    def dirty_keys(self, shard: ShardId) -> int:
-        """How many keys of the shard have changes that the store has not seen."""
-
-    def write_ahead(self, shard: ShardId) -> tuple[int, int]:
-        """Write the oldest of the shard's changes, a slice; returns how many states and bytes."""
-
-    def forget_shard(self, shard: ShardId) -> None:
-        """Drop the shard's cached objects, written or not."""
-
-    def forget_all(self) -> None:
-        """Drop all cached objects, written or not."""
-
-    def open_epoch(self, attempt: Attempt, epoch: Epoch) -> None:
-        """Count what changes from now on to another attempt or epoch.
-
-        Only when everything that has changed is written, or set apart.
-        """
-
-    def relieve(self) -> None:
-        """Write everything and start empty, if the cache holds more than it may."""
+from elasticutor.state.cache import StateCache
 
 
 class Task:
     """The protocol of one task."""
 
-    def __init__(self, task: TaskId, cache: TaskCache) -> None:
+    def __init__(self, task: TaskId, cache: StateCache) -> None:
         self.id = task
         self.cache = cache
         self._flushing: do.FlushTask | None = None

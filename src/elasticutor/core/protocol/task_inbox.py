@@ -19,15 +19,7 @@ from elasticutor.core.protocol.ids import ChunkId, ShardId
 
 
 class Work:
-    """A chunk as its task has it: which of its tuples are left, and which are done but unreported.
-
-    Example:
-        >>> work = Work(ChunkId(0), np.array([7, 3, 7, 3, 7], np.int32))
-        >>> work.begin(2).tolist(), work.owes(ShardId(7))
-        ([0, 1], True)
-        >>> work.report(), work.leave_out(ShardId(7)), work.left.tolist()
-        (2, 2, [3])
-    """
+    """A chunk as its task has it: the tuples that are left, and those done but not reported."""
 
     __slots__ = ("_done", "chunk", "content", "left", "shards")
 
@@ -71,15 +63,7 @@ class Work:
 
 
 class SingleWork(Work):
-    """A chunk of few tuples: the same with lists, since NumPy costs much for few.
-
-    Example:
-        >>> work = SingleWork(ChunkId(0), [7, 3, 7, 3, 7])
-        >>> work.begin(2), work.owes(ShardId(7)), work.report(), work.leave_out(ShardId(7))
-        ([0, 1], True, 2, 2)
-        >>> work.left
-        [3]
-    """
+    """A chunk of few tuples: the same with lists, since NumPy costs much for few."""
 
     __slots__ = ()
 
@@ -94,12 +78,6 @@ class SingleWork(Work):
         self.left = list(range(len(shards)))
         self._done = []
 
-    def begin(self, count: int) -> list[int]:  # type: ignore[override]
-        """Count the next tuples as begun; returns their positions."""
-        begun, self.left = self.left[:count], self.left[count:]
-        self._done.append(begun)
-        return begun
-
     def leave_out(self, shard: ShardId) -> int:
         """Take the shard's tuples that are not begun out; returns their number."""
         count = len(self.left)
@@ -112,17 +90,7 @@ class SingleWork(Work):
 
 
 class TaskInbox:
-    """The messages that a task has not acted on yet.
-
-    Example:
-        >>> inbox = TaskInbox()
-        >>> inbox.put(Work(ChunkId(0), np.array([7, 3], np.int32)))
-        >>> inbox.put(do.SendLabel(task=0, move=5, shard=7))
-        >>> inbox.next_label()
-        SendLabel(task=0, move=5, shard=7)
-        >>> inbox.leave_out(ShardId(7)), inbox.pop().left.tolist()
-        (1, [1])
-    """
+    """The messages that a task has not acted on yet."""
 
     def __init__(self) -> None:
         self._waiting: deque[Any] = deque()

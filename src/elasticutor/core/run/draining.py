@@ -13,19 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol.ids import Peer
 from elasticutor.core.run import run_instructions as do
 from elasticutor.core.run.participants import Participants
 
 
 class Draining:
-    """Which participants have yet to stop or to rest; the lifecycle says when what is due.
-
-    Args:
-        emit: Takes the instructions.
-        participants: Of the run.
-        patience_s: How long they may take to come to rest.
-    """
+    """Which participants have yet to stop or to rest; the lifecycle says when what is due."""
 
     def __init__(
         self, emit: do.EmitInstruction, participants: Participants, patience_s: float
@@ -56,7 +51,7 @@ class Draining:
     def stop_sources(self) -> None:
         """Let the sources send nothing more."""
         for source in self._participants.sources:
-            self._emit(do.StopSending(source))
+            self._emit(co.StopSending(source))
 
     def rest(self, whom: Iterable[Peer], now: float) -> None:
         """Let these say when nothing of theirs is under way any more."""
@@ -64,7 +59,7 @@ class Draining:
         self._restless = set(asked)
         self._rest_by = now + self._patience_s
         for who in asked:
-            self._emit(do.AskToRest(who))
+            self._emit(co.AskToRest(who))
 
     def rested(self, who: Peer) -> bool:
         """Take in that a participant is at rest; returns whether all are, by that."""

@@ -14,12 +14,7 @@ _COMMIT_S = 60.0
 
 
 class Ending:
-    """Waits for nodes and hosts to say that nothing of a run is left there.
-
-    Args:
-        emit: Takes the instructions.
-        participants: Of the run.
-    """
+    """Waits for nodes and hosts to say that nothing of a run is left there."""
 
     def __init__(self, emit: do.EmitInstruction, participants: Participants) -> None:
         self._emit = emit
@@ -29,12 +24,7 @@ class Ending:
         """The nodes and hosts that have yet to answer."""
 
     def begin(self, now: float, *, publishing: bool) -> None:
-        """Let every process end.
-
-        Args:
-            now: The time.
-            publishing: Whether sinks may be publishing the last epoch: no successor would do it.
-        """
+        """Let every process end."""
         participants = self._participants
         grace_s = _COMMIT_S if publishing else _GRACE_S
         self._until = now + grace_s + 3 * _GRACE_S

@@ -9,33 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.core.run import run_events as ev
 from elasticutor.core.run import run_instructions as do
 from elasticutor.core.run.participants import Participants
-from elasticutor.core.run.timeouts import LateWatcher, Timeouts
+from elasticutor.core.run.timeouts import Timeouts
 
-
-class EpochWatcher(LateWatcher, Protocol):
-    """Acts on how the epochs of a run go."""
-
-    def attempt_begun(self, attempt: Attempt) -> None:
-        """All participants go back to the last epoch that was committed."""
-
-    def sources_started(self) -> None:
-        """Tuples flow."""
-
-    def epoch_committed(self, epoch: Epoch, seconds: float, size: int) -> None:
-        """The epoch is durable, whatever happens now."""
-
-    def last_epoch_committed(self) -> None:
-        """And so is the last one: all participants learn that it is committed."""
-
-    def fail(self, error: Exception) -> None:
-        """The checkpoint cannot be written; what is committed stays."""
+if TYPE_CHECKING:
+    from elasticutor.core.run.lifecycle import RunLifecycle
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +36,12 @@ class EpochBase:
 
 
 class EpochCycle:
-    """Drives the epochs of one topology.
-
-    Args:
-        coordinator: Decides about attempts and epochs.
-        watcher: Acts on what comes of them.
-        emit: Takes the instructions.
-        base: What to start from.
-        participants: Of the run. Sources learn of commits too: some keep what they read until then.
-        interval_s: From one epoch's end to the next.
-        patience_s: How long an answer may take.
-    """
+    """Drives the epochs of one topology."""
 
     def __init__(
         self,
         coordinator: co.Coordinator,
-        watcher: EpochWatcher,
+        life: RunLifecycle,
         emit: do.EmitInstruction,
         base: EpochBase,
         *,
@@ -76,7 +50,7 @@ class EpochCycle:
         patience_s: float,
     ) -> None:
         self._coordinator = coordinator
-        self._watcher = watcher
+        self._life = life
         self._emit = emit
         self._base = base
         self._participants = participants
@@ -86,7 +60,7 @@ class EpochCycle:
         self._last = False  # the epoch that is ended next is the last one
         self._ending_last = False
         self._closed = False
-        self._timeouts = Timeouts(watcher, patience_s)
+        self._timeouts = Timeouts(patience_s)
 
     @property
     def durable(self) -> bool:
@@ -148,7 +122,7 @@ class EpochCycle:
             self._ending_last = False
             begun = self._participants.complete
             if begun:
-                self._watcher.attempt_begun(orders[0].attempt)
+                self._life.attempt_begun(orders[0].attempt)
             else:  # the manifest held a failure up; successors that come up begin another one
                 orders = [order for order in orders if not isinstance(order, co.BeginAttempt)]
         for order in orders:
@@ -164,7 +138,7 @@ class EpochCycle:
             self._participants.newcomers.clear()
         if any(isinstance(order, co.StartSource) for order in orders):
             self._began_at = now
-            self._watcher.sources_started()
+            self._life.sources_started()
             self._plan_next(now)
 
     def _plan_next(self, now: float) -> None:
@@ -182,35 +156,30 @@ class EpochCycle:
             # The run has ended, but whatever goes on from here finds the manifest.
             if event.error is None:
                 seconds = now - self._began_at
-                self._watcher.epoch_committed(event.epoch, seconds, event.size)
+                self._life.epoch_committed(event.epoch, seconds, event.size)
         elif event.error is not None:
-            self._watcher.fail(event.error)
+            self._life.fail(event.error)
         else:
             self._written(event.epoch, event.size, now)
 
     def _written(self, epoch: Epoch, size: int, now: float) -> None:
         orders = self._coordinator.handle(co.ManifestWritten(epoch))
-        self._watcher.epoch_committed(epoch, now - self._began_at, size)
+        self._life.epoch_committed(epoch, now - self._began_at, size)
         was_last = self._ending_last
         self._enact(orders, now)
         if self._coordinator.phase is not co.CoordinatorPhase.RUNNING:
             return  # a participant was lost meanwhile
         if was_last:
-            self._watcher.last_epoch_committed()
+            self._life.last_epoch_committed()
         else:
             self._plan_next(now)
 
     # Time
 
-    def tick(self, now: float, *, absent: bool) -> None:
-        """End the epoch if it is due, and see who is late.
-
-        Args:
-            now: The time.
-            absent: Whether a participant is being replaced, and cannot answer.
-        """
+    def tick(self, now: float, *, absent: bool) -> ev.AnswersLate | None:
+        """End the epoch if it is due; returns who is late, unless a participant is `absent`."""
         if self._closed:
-            return
+            return None
         if now >= self._due_at:
             self._end_epoch(now)
         at = self._coordinator
@@ -218,4 +187,4 @@ class EpochCycle:
         stage = None
         if waits and self.durable and not absent:
             stage = (at.phase, at.attempt, at.epoch)
-        self._timeouts.look(now, stage, at.missing, at.waiting_for)
+        return self._timeouts.look(now, stage, at.missing, at.waiting_for)

@@ -9,13 +9,12 @@ learn that address alone, and the newcomer learns all that it needs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.ids import Peer
 
 
-@dataclass(frozen=True, slots=True)
-class Introduction:
+class Introduction(Message):
     """Tell some participants where some others are."""
 
     receivers: tuple[Peer, ...]
@@ -27,21 +26,6 @@ class Introductions:
 
     Args:
         groups: The members of each group, and all participants whose addresses they need.
-
-    Example:
-        >>> sources, executors = ["clicks.0"], ["count.0", "count.1"]
-        >>> introductions = Introductions([(sources, executors), (executors, sources)])
-        >>> for who in ("clicks.0", "count.0", "count.1"):
-        ...     introductions.came(who)
-        >>> for due in introductions.due():
-        ...     print(*due.receivers, "learn of", *due.whom)
-        clicks.0 learn of count.0 count.1
-        count.0 count.1 learn of clicks.0
-        >>> introductions.came("count.1")  # another one in its place
-        >>> for due in introductions.due():
-        ...     print(*due.receivers, "learn of", *due.whom)
-        clicks.0 learn of count.1
-        count.1 learn of clicks.0
     """
 
     def __init__(self, groups: Iterable[tuple[Iterable[str], Iterable[str]]]) -> None:

@@ -13,7 +13,7 @@ these out; both drive this very object.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from elasticutor.core.protocol import coordinator as co
@@ -34,31 +34,10 @@ _GOING = (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.RECOVERING, RunPhase.DRA
 
 
 class RunLifecycle:
-    """Decides about one run.
+    """Decides about one run. A query drives the epochs of one without a `base`.
 
-    Args:
-        roles: Who takes part.
-        placements: Where executors are, and the cores that they start with.
-        nodes: The nodes that are up.
-        terms: What the run has to keep to.
-        base: What its epochs start from; None if a query drives them.
-        free_cores: Says how many cores of every node no executor of any run has.
-        shards_move: Says whether shards are on the way between executors, with sources paused.
-
-    Example:
-        >>> n0 = NodeId("n0")
-        >>> life = RunLifecycle(
-        ...     Roles(("count",), ("clicks",), ()), {"count": Placement(n0, {n0: 1})}, [n0],
-        ...     Terms("elastic", None, True, 60, 2, 60, 5), EpochBase(), free_cores=dict,
-        ... )
-        >>> life.handle(ev.StartAsked(), 0.0)
-        [StartMain(who='count', life=0, placed=Placement(node='n0', cores={'n0': 1}))]
-        >>> life.handle(ev.HostUp(0), 0.1)
-        [StartOnHost(number=0, ends=(('clicks', 0),))]
-        >>> life.handle(ev.ParticipantUp("count", 0), 0.2)
-        [Connect(who='count', address=None)]
-        >>> life.handle(ev.ParticipantUp("clicks", 0), 0.2)[-1]
-        BeginAttempt(who='count', attempt=1, base=0, epoch=1, note=None)
+    `free_cores` says how many cores of every node no executor of any run has, `shards_move` whether
+    shards are on the way between executors, with sources paused.
     """
 
     def __init__(
@@ -110,12 +89,7 @@ class RunLifecycle:
         self._ending = Ending(self._emit, self.participants)
 
     def handle(self, event: ev.RunEvent, now: float) -> list[do.RunInstruction]:
-        """Take one event in, and say what is to be done about it, in order.
-
-        Args:
-            event: What has happened.
-            now: The time; never earlier than before.
-        """
+        """Take one event in, and say what is to be done about it, in order."""
         handler = _HANDLERS.get(type(event))
         if handler is None:
             raise BadValueError("event", "be one for a run", event)
@@ -182,7 +156,7 @@ class RunLifecycle:
     def all_up(self) -> None:
         """Begin: all participants are up for the first time."""
         if self.epochs is None:
-            self._emit(do.StartBatches())
+            self.sources_started()  # a query's tuples flow as soon as it has any
         else:
             self.epochs.start(self._now)
 
@@ -242,25 +216,19 @@ class RunLifecycle:
 
     # Late answers
 
-    def ask_why(self, missing: Sequence[Peer]) -> None:
-        """Let silent executors say why they wait, if they can."""
-        self._explained.clear()
-        self._emit(do.AskWhy(tuple(filter(self.participants.is_executor, missing))))
-
-    def too_late(self, missing: Sequence[Peer], reason: str) -> None:
-        """Declare silent participants lost, or end the run."""
+    def _on_late(self, event: ev.AnswersLate) -> None:
+        """Ask silent participants why; once that is over, replace them, or end the run."""
+        if event.reason is None:
+            self._explained.clear()
+            for who in filter(self.participants.is_executor, event.missing):
+                self._emit(co.AskWhy(who))
+            return
         explained = [f"{who}: {'; '.join(waits)}" for who, waits in self._explained.items()]
-        words = " | ".join([reason, *explained])
-        if missing and self.recovers:
-            self._recovery.too_late(missing, words, self._now)
+        words = " | ".join([event.reason, *explained])
+        if event.missing and self.recovers:
+            self._recovery.too_late(event.missing, words, self._now)
         else:
             self.fail(RunError("run", "go on", f"does not: {words}"))
-
-    def _on_late(self, event: ev.AnswersLate) -> None:
-        if event.reason is None:
-            self.ask_why(event.missing)
-        else:
-            self.too_late(event.missing, event.reason)
 
     # Losses
 
@@ -303,7 +271,7 @@ class RunLifecycle:
         else:
             self.fail(error)
 
-    def _on_process_lost(self, event: ev.ProcessLost) -> None:
+    def _on_process_lost(self, event: co.ProcessLost) -> None:
         who = event.who
         if event.life != self.participants.lives[who]:
             return
@@ -383,7 +351,7 @@ class RunLifecycle:
         elif self.draining.asked and self.phase in (RunPhase.STARTING, RunPhase.RECOVERING):
             self.epochs.end_last(self._now)
 
-    def _on_exhausted(self, event: ev.SourceExhausted) -> None:
+    def _on_exhausted(self, event: co.SourceExhausted) -> None:
         current = self.epochs is not None and event.attempt == self.epochs.attempt
         if current and self.draining.exhausted(event.who):
             self._drain()
@@ -393,7 +361,7 @@ class RunLifecycle:
             self.draining.put_off = False
             self._drain()
 
-    def _on_rested(self, event: ev.ParticipantRested) -> None:
+    def _on_rested(self, event: co.ParticipantRested) -> None:
         if self.phase is RunPhase.DRAINING and self.draining.rested(event.who):
             self._drained()
             if self._terms.end_when_drained:
@@ -423,7 +391,7 @@ class RunLifecycle:
         self._journal("failure", reason=str(error))
         self._end()
 
-    def _on_cleared(self, event: ev.PlaceCleared) -> None:
+    def _on_cleared(self, event: co.PlaceCleared) -> None:
         self._ending.cleared(event.name)
         self._try_to_close()
 
@@ -447,10 +415,12 @@ class RunLifecycle:
         if self.recovers:
             self._recovery.tick(now)
         if self.phase not in OVER and self.epochs is not None:
-            self.epochs.tick(now, absent=self._recovery.under_way)
+            late = self.epochs.tick(now, absent=self._recovery.under_way)
+            if late is not None:
+                self._on_late(late)
         if self.phase is RunPhase.DRAINING and (missing := self.draining.overdue(now)):
             words = f"not at rest within {self._terms.patience_s:g} s: {missing}"
-            self.too_late(missing, words)
+            self._on_late(ev.AnswersLate(tuple(missing), words))
         if self.phase is RunPhase.STARTING and now > self._began_at + self._terms.start_timeout_s:
             words = f"did not start in time: {self.missing()}"
             self.fail(RunError("run", "start in time", words))
@@ -472,8 +442,7 @@ _HANDLERS: dict[type, Callable[[RunLifecycle, Any], None]] = {
     ev.NodeJoined: RunLifecycle._on_node_joined,
     ev.HostUp: RunLifecycle._on_host_up,
     ev.ParticipantUp: RunLifecycle._on_up,
-    ev.BatchesFlow: lambda life, _: life.sources_started(),
-    ev.ProcessLost: RunLifecycle._on_process_lost,
+    co.ProcessLost: RunLifecycle._on_process_lost,
     ev.NodeLeft: RunLifecycle._on_node_left,
     ev.HostLost: RunLifecycle._on_host_lost,
     ev.HostsLost: RunLifecycle._on_hosts_lost,
@@ -482,14 +451,14 @@ _HANDLERS: dict[type, Callable[[RunLifecycle, Any], None]] = {
     ev.ProcessFailed: RunLifecycle._on_process_failed,
     ev.RunFailed: lambda life, event: life.fail(event.error),
     ev.AnswersLate: RunLifecycle._on_late,
-    ev.WaitExplained: lambda life, event: life._explained.update({event.who: event.waits}),
+    co.WaitExplained: lambda life, event: life._explained.update({event.who: event.waits}),
     co.ParticipantReady: RunLifecycle._on_answer,
     co.ParticipantPrepared: RunLifecycle._on_answer,
     co.ParticipantFailed: RunLifecycle._on_participant_failed,
     ev.EpochStored: RunLifecycle._on_stored,
-    ev.SourceExhausted: RunLifecycle._on_exhausted,
+    co.SourceExhausted: RunLifecycle._on_exhausted,
     ev.ShardsSettled: RunLifecycle._on_settled,
-    ev.ParticipantRested: RunLifecycle._on_rested,
-    ev.PlaceCleared: RunLifecycle._on_cleared,
+    co.ParticipantRested: RunLifecycle._on_rested,
+    co.PlaceCleared: RunLifecycle._on_cleared,
     ev.Tick: RunLifecycle._on_tick,
 }

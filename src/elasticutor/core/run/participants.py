@@ -33,26 +33,7 @@ class Roles:
 
 
 class Participants:
-    """The participants of one run.
-
-    Args:
-        emit: Takes the instructions.
-        roles: Who they are.
-        placements: Where executors are, and the cores that they start with.
-        nodes: The nodes that are up.
-
-    Example:
-        >>> orders = []
-        >>> n0 = NodeId("n0")
-        >>> placements = {"count": Placement(n0, {n0: 1})}
-        >>> there = Participants(orders.append, Roles(("count",), (), ()), placements, [n0])
-        >>> there.start_main("count")
-        >>> there.registered("count", 0, "address"), there.complete
-        (True, True)
-        >>> there.lose("count")
-        >>> there.registered("count", 0, "address"), there.complete  # late
-        (False, False)
-    """
+    """The participants of one run."""
 
     def __init__(
         self,

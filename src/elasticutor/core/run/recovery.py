@@ -15,7 +15,7 @@ committed in between is `core.run.restart_policy`'s to say.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol.events import NodeLost, TaskLost
@@ -26,41 +26,19 @@ from elasticutor.core.run.participants import Participants
 from elasticutor.core.run.restart_policy import RestartPolicy
 from elasticutor.core.scheduler.placement import Placement, make_up, rehouse
 
-
-class LossWatcher(Protocol):
-    """Acts on losses."""
-
-    @property
-    def recovers(self) -> bool:
-        """Whether the run goes on after a loss."""
-
-    def interrupted(self) -> None:
-        """Tuples do not flow until a new attempt has begun."""
-
-    def all_up(self) -> None:
-        """All participants are up for the first time."""
-
-    def give_up(self, kind: str, reason: str, summary: str) -> None:
-        """Something fails again and again."""
+if TYPE_CHECKING:
+    from elasticutor.core.run.lifecycle import RunLifecycle
 
 
 class Recovery:
     """Brings one run back after losses.
 
-    Args:
-        watcher: Acts on losses.
-        participants: Of the run.
-        epochs: Begins attempts; None if a query does.
-        emit: Takes the instructions.
-        policy: How often to try again.
-        patience_s: How long a successor may take to come up.
-        free_cores: Says how many cores of every node no executor has.
-        scheduled: Whether a scheduler gives executors cores, so that none are made up here.
+    Where a scheduler gives cores (`scheduled`), those of a lost node are not made up for here.
     """
 
     def __init__(
         self,
-        watcher: LossWatcher,
+        life: RunLifecycle,
         participants: Participants,
         epochs: EpochCycle | None,
         emit: do.EmitInstruction,
@@ -70,7 +48,7 @@ class Recovery:
         free_cores: Callable[[], dict[NodeId, int]],
         scheduled: bool,
     ) -> None:
-        self._watcher = watcher
+        self._life = life
         self._participants = participants
         self._epochs = epochs
         self._emit = emit
@@ -187,7 +165,7 @@ class Recovery:
         self._emit(do.WriteJournal("lost", {"who": kind, "reason": reason}))
         if self._policy.failed(kind):
             return True
-        self._watcher.give_up(kind, reason, self._policy.summary())
+        self._life.give_up(kind, reason, self._policy.summary())
         return False
 
     # Successors
@@ -195,7 +173,7 @@ class Recovery:
     def _note(self, reason: str, now: float) -> None:
         if not self._reason:
             self._reason, self._since = reason, now
-        self._watcher.interrupted()
+        self._life.interrupted()
 
     def _replace(self, who: Peer, reason: str, now: float) -> None:
         self._note(reason, now)
@@ -243,7 +221,7 @@ class Recovery:
             if there.cores[executor] != there.placements[executor].cores:
                 self.assign(executor, there.cores[executor])
         if self._epochs is None or not self._epochs.started:
-            self._watcher.all_up()
+            self._life.all_up()
         elif there.newcomers:
             self._epochs.handle(co.ParticipantLost(who, self._reason), now)
 
@@ -282,7 +260,7 @@ class Recovery:
         if sum(cores.values()):  # otherwise it was decided before the node was lost
             there.cores[who] = cores
             self._emit(do.CountCores())
-            self._emit(do.AssignCores(who, cores))
+            self._emit(co.AssignCores(who, cores))
 
     def node_joined(self, node: NodeId) -> None:
         """Give executors that lack a home or cores what a new node has."""

@@ -14,19 +14,7 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.01, 5.0
 
 
 class RestartPolicy:
-    """Counts failures since the last progress, by their kind.
-
-    Args:
-        most: How many failures of one kind are put up with.
-
-    Example:
-        >>> patience = RestartPolicy(most=2)
-        >>> [patience.failed("task of counts.0") for _ in range(3)]
-        [True, True, False]
-        >>> patience.progressed()
-        >>> patience.failed("task of counts.0")
-        True
-    """
+    """Counts failures since the last progress, by their kind."""
 
     def __init__(self, most: int) -> None:
         if type(most) is not int or most < 0:
@@ -49,11 +37,6 @@ class RestartPolicy:
         """How long to wait before the next try.
 
         What fails again at once fails for a reason that may pass: the more, the longer the pause.
-
-        Example:
-            >>> patience = RestartPolicy(most=5)
-            >>> [(patience.failed("sink 'out'"), patience.pause_s)[1] for _ in range(4)]
-            [0.0, 0.02, 0.04, 0.08]
         """
         again = self.failures - 1
         return 0.0 if again < 1 else min(_LONGEST_PAUSE_S, _PAUSE_S * 2 ** min(again, 16))
@@ -63,13 +46,5 @@ class RestartPolicy:
         self._failures.clear()
 
     def summary(self) -> str:
-        """What has failed, and how often, in words.
-
-        Example:
-            >>> patience = RestartPolicy(most=1)
-            >>> patience.failed("sink 'out'"), patience.failed("sink 'out'")
-            (True, False)
-            >>> patience.summary()
-            "sink 'out' 2 times"
-        """
+        """What has failed, and how often, in words."""
         return ", ".join(f"{kind} {times} times" for kind, times in self._failures.items())

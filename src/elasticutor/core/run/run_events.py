@@ -1,42 +1,47 @@
 """What the life of a run is decided from: everything that the driver learns of it.
 
-The answers of participants to an attempt or an epoch are the coordinator's events
-(`core.protocol.coordinator`): `ParticipantReady`, `ParticipantPrepared`, `ParticipantFailed`.
+What participants and nodes say themselves is in `core.protocol.coordinator`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.coordinator import (
     ParticipantFailed,
     ParticipantPrepared,
     ParticipantReady,
+    ParticipantRested,
+    PlaceCleared,
+    ProcessLost,
+    SourceExhausted,
+    WaitExplained,
 )
-from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, TaskId
+from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
+
+
+class DriverEvent(Message):
+    """Something that the driver or its user has to say to a run."""
+
 
 # What the user wants -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartAsked:
+class StartAsked(DriverEvent):
     """Start all participants."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainAsked:
+class DrainAsked(DriverEvent):
     """Let the sources stop, and everything that they have sent be processed."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndAsked:
+class EndAsked(DriverEvent):
     """End every process of the run, whatever is under way."""
 
 
-@dataclass(frozen=True, slots=True)
-class CoresAsked:
+class CoresAsked(DriverEvent):
     """An executor should have these cores from now on."""
 
     who: Peer
@@ -48,15 +53,13 @@ class CoresAsked:
 # What comes up -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NodeJoined:
+class NodeJoined(DriverEvent):
     """A node is up."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class HostUp:
+class HostUp(DriverEvent):
     """A host of sources and sinks is up."""
 
     number: int
@@ -64,8 +67,7 @@ class HostUp:
     """Beside which nodes the one before it was, in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParticipantUp:
+class ParticipantUp(DriverEvent):
     """A process of a participant is up."""
 
     who: Peer
@@ -74,26 +76,10 @@ class ParticipantUp:
     """Handed back with `Connect`."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchesFlow:
-    """The query that drives the batches of this run can feed it."""
-
-
 # What is lost ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessLost:
-    """A process has ended that should not have: of a participant, or of one of its tasks."""
-
-    who: Peer
-    life: int
-    task: TaskId | None
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLeft:
+class NodeLeft(DriverEvent):
     """A node is gone, with everything on it."""
 
     node: NodeId
@@ -102,54 +88,47 @@ class NodeLeft:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class HostLost:
+class HostLost(DriverEvent):
     """A host of sources and sinks has ended."""
 
     number: int
     how: str
 
 
-@dataclass(frozen=True, slots=True)
-class HostsLost:
+class HostsLost(DriverEvent):
     """The job that runs hosts of sources and sinks has ended."""
 
     numbers: tuple[int, ...]
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class MessageLost:
+class MessageLost(DriverEvent):
     """A message to the driver is lost, and with it what it said."""
 
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class ClusterGone:
+class ClusterGone(DriverEvent):
     """The cluster has stopped, and with it every process of the run."""
 
 
 # What goes wrong ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFailed:
+class ProcessFailed(DriverEvent):
     """A participant, or one of its tasks, says that it cannot go on."""
 
     who: str
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class RunFailed:
+class RunFailed(DriverEvent):
     """Something is wrong with the run as a whole."""
 
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class AnswersLate:
+class AnswersLate(DriverEvent):
     """Answers to something else than an attempt or an epoch are late."""
 
     missing: tuple[Peer, ...]
@@ -157,19 +136,10 @@ class AnswersLate:
     """What has not come although the participants were asked why; None: ask them."""
 
 
-@dataclass(frozen=True, slots=True)
-class WaitExplained:
-    """An executor says why it waits."""
-
-    who: Peer
-    waits: tuple[str, ...]
-
-
 # How it goes on ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class EpochStored:
+class EpochStored(DriverEvent):
     """A manifest that was ordered is durable, or could not be written."""
 
     epoch: Epoch
@@ -179,64 +149,22 @@ class EpochStored:
     error: Exception | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SourceExhausted:
-    """A source has sent everything that it will ever have."""
-
-    who: Peer
-    attempt: Attempt
-
-
-@dataclass(frozen=True, slots=True)
-class ShardsSettled:
+class ShardsSettled(DriverEvent):
     """No shard is on its way between executors."""
 
 
-@dataclass(frozen=True, slots=True)
-class ParticipantRested:
-    """Nothing of a participant is under way: no move of an executor, no publishing of a sink."""
-
-    who: Peer
-
-
-@dataclass(frozen=True, slots=True)
-class PlaceCleared:
-    """Nothing of the run is left on a node or in a host."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(DriverEvent):
     """Time has passed."""
 
 
 RunEvent = (
-    StartAsked
-    | DrainAsked
-    | EndAsked
-    | CoresAsked
-    | NodeJoined
-    | HostUp
-    | ParticipantUp
-    | BatchesFlow
-    | ProcessLost
-    | NodeLeft
-    | HostLost
-    | HostsLost
-    | MessageLost
-    | ClusterGone
-    | ProcessFailed
-    | RunFailed
-    | AnswersLate
-    | WaitExplained
+    DriverEvent
     | ParticipantReady
     | ParticipantPrepared
     | ParticipantFailed
-    | EpochStored
     | SourceExhausted
-    | ShardsSettled
     | ParticipantRested
+    | WaitExplained
+    | ProcessLost
     | PlaceCleared
-    | Tick
 )

@@ -7,21 +7,31 @@ them as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from elasticutor.core.protocol.coordinator import Order
+from elasticutor.core.message import Message
+from elasticutor.core.protocol.coordinator import (
+    AskToRest,
+    AskWhy,
+    AssignCores,
+    Order,
+    StopSending,
+)
 from elasticutor.core.protocol.events import NodeLost, TaskLost
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
 from elasticutor.core.run.introductions import Introduction
 from elasticutor.core.run.phases import RunPhase
 from elasticutor.core.scheduler.placement import Placement
 
+
+class DriverInstruction(Message):
+    """Something that the driver is to do for a run."""
+
+
 # Processes ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartMain:
+class StartMain(DriverInstruction):
     """Start an executor's main process."""
 
     who: Peer
@@ -29,16 +39,14 @@ class StartMain:
     placed: Placement
 
 
-@dataclass(frozen=True, slots=True)
-class StartOnHost:
+class StartOnHost(DriverInstruction):
     """Let a host start some sources and sinks, each with its life."""
 
     number: int
     ends: tuple[tuple[Peer, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DropLife:
+class DropLife(DriverInstruction):
     """A participant is lost: end what is left of it, and forget where it was."""
 
     who: Peer
@@ -48,22 +56,19 @@ class DropLife:
     """That of a source or a sink, if it is up."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestartHosts:
+class RestartHosts(DriverInstruction):
     """Start hosts of sources and sinks again."""
 
     numbers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DismissHost:
+class DismissHost(DriverInstruction):
     """Let a host end that has come up after the run."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndProcesses:
+class EndProcesses(DriverInstruction):
     """Let everything of the run end, on all nodes and in these hosts."""
 
     hosts: tuple[int, ...]
@@ -75,148 +80,80 @@ class EndProcesses:
 # What participants learn -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+class Connect(DriverInstruction):
     """A participant can be sent to, at this address."""
 
     who: Peer
     address: Any
 
 
-@dataclass(frozen=True, slots=True)
-class IntroduceNodes:
+class IntroduceNodes(DriverInstruction):
     """Tell some executors where some nodes are."""
 
     receivers: tuple[Peer, ...]
     nodes: tuple[NodeId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class ReportLoss:
+class ReportLoss(DriverInstruction):
     """Tell an executor what it has lost."""
 
     who: Peer
     lost: TaskLost | NodeLost
 
 
-@dataclass(frozen=True, slots=True)
-class AssignCores:
-    """Tell an executor which cores it should have."""
-
-    who: Peer
-    cores: Mapping[NodeId, int]
-
-
-@dataclass(frozen=True, slots=True)
-class StopSending:
-    """Let a source send nothing more of its own."""
-
-    who: Peer
-
-
-@dataclass(frozen=True, slots=True)
-class AskToRest:
-    """Ask a participant to say when nothing of it is under way."""
-
-    who: Peer
-
-
-@dataclass(frozen=True, slots=True)
-class AskWhy:
-    """Ask silent executors why they wait."""
-
-    whom: tuple[Peer, ...]
-
-
 # The run -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartBatches:
-    """All executors of a query are up: let it feed them."""
-
-
-@dataclass(frozen=True, slots=True)
-class DiscardUncommitted:
+class DiscardUncommitted(DriverInstruction):
     """An attempt begins: what was collected and not committed comes again."""
 
     attempt: Attempt
 
 
-@dataclass(frozen=True, slots=True)
-class KeepCommitted:
+class KeepCommitted(DriverInstruction):
     """What was collected up to this epoch counts."""
 
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class CountCores:
+class CountCores(DriverInstruction):
     """Some executor should have other cores than before."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteJournal:
+class WriteJournal(DriverInstruction):
     """Write an event down."""
 
     kind: str
     fields: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class EnterPhase:
+class EnterPhase(DriverInstruction):
     """The run is in another phase."""
 
     phase: RunPhase
 
 
-@dataclass(frozen=True, slots=True)
-class Wake:
+class Wake(DriverInstruction):
     """Something is due: let time pass until then."""
 
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class CloseRun:
+class CloseRun(DriverInstruction):
     """Nothing of the run is left: give back what it had."""
 
     seconds: float
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class IgnoreMessage:
+class IgnoreMessage(DriverInstruction):
     """A message came too late, or never should have."""
 
     reason: str
 
 
 RunInstruction = (
-    Order
-    | Introduction
-    | StartMain
-    | StartOnHost
-    | DropLife
-    | RestartHosts
-    | DismissHost
-    | EndProcesses
-    | Connect
-    | IntroduceNodes
-    | ReportLoss
-    | AssignCores
-    | StopSending
-    | AskToRest
-    | AskWhy
-    | StartBatches
-    | DiscardUncommitted
-    | KeepCommitted
-    | CountCores
-    | WriteJournal
-    | EnterPhase
-    | Wake
-    | CloseRun
-    | IgnoreMessage
+    DriverInstruction | Order | Introduction | AssignCores | StopSending | AskToRest | AskWhy
 )
 
 EmitInstruction = Callable[[RunInstruction], None]

@@ -3,47 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from elasticutor.core.protocol.ids import Peer
+from elasticutor.core.run.run_events import AnswersLate
 
 _ANSWER_S = 2.0
 """How long a participant has to say why it has not answered."""
 
 
-class LateWatcher(Protocol):
-    """Acts on late answers."""
-
-    def ask_why(self, missing: Sequence[Peer]) -> None:
-        """These have not answered for long: let them say why, if they can."""
-
-    def too_late(self, missing: Sequence[Peer], reason: str) -> None:
-        """These have not answered for too long."""
-
-
 class Timeouts:
     """Watches for how long something has been waited for.
 
-    Args:
-        watcher: Acts on what is late.
-        patience_s: How long an answer may take.
-
     Example:
-        >>> class Watcher:
-        ...     def ask_why(self, missing):
-        ...         print("why,", *missing)
-        ...
-        ...     def too_late(self, missing, reason):
-        ...         print(reason)
-        >>> timeouts = Timeouts(Watcher(), patience_s=60)
+        >>> timeouts = Timeouts(patience_s=60)
         >>> for now in (0.0, 61.0, 64.0):
-        ...     timeouts.look(now, "ending", lambda: ["count.0"], lambda: ["a marker"])
-        why, count.0
-        no answer within 60 s: a marker
+        ...     print(timeouts.look(now, "ending", lambda: ["count.0"], lambda: ["a marker"]))
+        None
+        AnswersLate(missing=('count.0',), reason=None)
+        AnswersLate(missing=('count.0',), reason='no answer within 60 s: a marker')
     """
 
-    def __init__(self, watcher: LateWatcher, patience_s: float) -> None:
-        self._watcher = watcher
+    def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._stage: object = None
         self._since = 0.0
@@ -55,7 +35,7 @@ class Timeouts:
         stage: object,
         missing: Callable[[], Sequence[Peer]],
         waiting_for: Callable[[], Sequence[str]],
-    ) -> None:
+    ) -> AnswersLate | None:
         """See how late it is.
 
         Args:
@@ -66,12 +46,14 @@ class Timeouts:
         """
         if stage is None or stage != self._stage:
             self._stage, self._since, self._asked = stage, now, False
-            return
+            return None
         late_s = now - self._since
         if late_s > self._patience_s and not self._asked:
             self._asked = True
-            self._watcher.ask_why(missing())
-        elif late_s > self._patience_s + _ANSWER_S:
+            return AnswersLate(tuple(missing()))
+        if late_s > self._patience_s + _ANSWER_S:
             self._since, self._asked = now, False
             words = "; ".join(waiting_for())
-            self._watcher.too_late(missing(), f"no answer within {self._patience_s:g} s: {words}")
+            reason = f"no answer within {self._patience_s:g} s: {words}"
+            return AnswersLate(tuple(missing()), reason)
+        return None

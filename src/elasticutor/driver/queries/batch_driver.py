@@ -12,12 +12,16 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol import batch_protocol as ba
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import instructions as do
+from elasticutor.core.protocol.batch_attempt import BatchPhase
+from elasticutor.core.protocol.batches import Batches
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
+from elasticutor.core.run import run_events as ev
 from elasticutor.core.run.phases import RunError
 from elasticutor.core.run.timeouts import Timeouts
 from elasticutor.driver.checkpoint_writer import CheckpointWriter
@@ -28,7 +32,7 @@ from elasticutor.errors import StaleAttemptError
 from elasticutor.process.failures import AGAIN, RERUN, BatchError, described
 from elasticutor.process.slices import ask_for_short_slices
 from elasticutor.process.specs import Tempo
-from elasticutor.state.checkpoint import Checkpoint, StateFile
+from elasticutor.state.checkpoint import Checkpoint
 from elasticutor.transport import messages as say
 
 if TYPE_CHECKING:
@@ -41,15 +45,8 @@ log = logging.getLogger(__name__)
 class BatchDriver:
     """Drives the batches of the operators of one query or action, in the driver's loop.
 
-    Args:
-        hub: The driver's loop.
-        supervisor: The run's.
-        count: Says how many tasks a stage runs, of how many partitions its data is, and which
-            exchange its output is for.
-        checkpoint: Where epochs become durable; None: nowhere, and every execution begins
-            with no state.
-        tempo: How often things are done, and how long an answer may take.
-        credit_bytes: What a task may send before more is granted.
+    `count` says of a stage how many tasks it runs, of how many partitions its data is, and which
+    exchange its output is for. Without a checkpoint every execution begins with no state.
     """
 
     durable = False
@@ -71,14 +68,13 @@ class BatchDriver:
         self._tempo = tempo
         self._credit_bytes = credit_bytes
         self._writer = None if checkpoint is None else CheckpointWriter(checkpoint, hub.post)
-        self.batches = ba.Batches(
+        self.batches = Batches(
             supervisor.executors,
             committed=Epoch(0) if checkpoint is None else checkpoint.committed,
             first=Attempt(0) if checkpoint is None else checkpoint.first_attempt,
             keeps=checkpoint is not None,
         )
         self.reporter = Reporter(supervisor.plan)
-        self.started = False
         self.flowing_since = math.inf
         self.idle_since = time.monotonic()
         """When the last task left."""
@@ -89,7 +85,7 @@ class BatchDriver:
         name = f"stages of {supervisor.run}"
         threading.Thread(target=self._ask, name=name, daemon=True).start()
         self._began_at = 0.0
-        self._lateness = Timeouts(supervisor, tempo.patience_s)
+        self._lateness = Timeouts(tempo.patience_s)
 
     @property
     def attempt(self) -> Attempt:
@@ -110,19 +106,6 @@ class BatchDriver:
         """What the batch waits for, in words."""
         return self.batches.waiting_for()
 
-    def start(self) -> None:
-        """Let tasks come: all executors are up."""
-        self.started = True
-        self._supervisor.sources_started()
-
-    def handle(self, event: co.CoordinatorEvent) -> None:
-        """Take an executor's answer."""
-        match event:
-            case co.ParticipantReady(who, attempt):
-                self._decide(ba.ExecutorReady(who, attempt))
-            case co.ParticipantPrepared(who, attempt, epoch, note):
-                self._decide(ba.ExecutorPrepared(who, attempt, epoch, note))
-
     def note(self, who: Peer, report: Any) -> None:
         """Take what an executor reports for the record."""
         match report:
@@ -140,15 +123,16 @@ class BatchDriver:
         if self._closed:
             self._refuse(message.task, self._end_in_words())
         else:
-            self._decide(ba.TaskArrived(message.task))
+            self.decide(ba.TaskArrived(message.task))
 
     def done(self, message: say.PartitionDone) -> None:
         """Note that a task has all of its outputs."""
         if message.attempt == self.batches.attempt:
             self.reporter.add(message.rows_in, message.rows_out, message.latency)
-        self._decide(ba.TaskDone(message.task, message.attempt))
+        self.decide(ba.TaskDone(message.task, message.attempt))
 
-    def _decide(self, event: ba.BatchEvent) -> None:
+    def decide(self, event: ba.BatchEvent) -> None:
+        """Let an event be decided about, and carry out what comes of it."""
         try:
             orders = self.batches.handle(event)
         except StaleAttemptError as error:
@@ -160,7 +144,7 @@ class BatchDriver:
     def _enact(self, order: ba.BatchOrder) -> None:
         match order:
             case ba.CountTasks():
-                if self.batches.phase is ba.BatchPhase.COUNTING:  # not what is only looked into
+                if self.batches.phase is BatchPhase.COUNTING:  # not what is only looked into
                     self._began_at = time.monotonic()
                     self.reporter.begin()
                 self._questions.put(order)
@@ -205,7 +189,7 @@ class BatchDriver:
             self._hub.post(lambda: self._cannot_count(order, words))
             return
         counted = ba.StageCounted(order.execution, order.stage, *found)
-        self._hub.post(lambda: self._decide(counted))
+        self._hub.post(lambda: self.decide(counted))
 
     def _cannot_count(self, order: ba.CountTasks, reason: str) -> None:
         for answer in self.batches.cannot_count(order, reason):
@@ -213,9 +197,9 @@ class BatchDriver:
 
     def _went_back(self, attempt: Attempt, error: Exception | None) -> None:
         if error is None:
-            self._decide(ba.WentBack(attempt))
+            self.decide(ba.WentBack(attempt))
         else:
-            self._supervisor.fail(error)
+            self._supervisor.decide(ev.RunFailed(error))
 
     def _admit(self, order: ba.Admit) -> None:
         supervisor = self._supervisor
@@ -229,7 +213,7 @@ class BatchDriver:
                 order.upstream,
                 self._credit_bytes,
                 self._tempo.measure_s,
-                {who: supervisor.whereabouts[who] for who in supervisor.executors},
+                {who: supervisor.book[who] for who in supervisor.executors},
                 *self._beside(self._homes.pop(order.task, "")),
             ),
         )
@@ -261,16 +245,14 @@ class BatchDriver:
 
     def _write(self, order: co.WriteManifest) -> None:
         assert self._writer is not None  # only what is kept is written
-        said = [note for who in order.notes for note in order.notes[who] or ()]
-        files = [StateFile.from_note(note) for note in said]
-        size = sum(file.size for file in files)
-        self._writer.commit(order, files, {}, lambda error: self._written(order, size, error))
+        written = partial(self._written, order)
+        self._writer.commit(order, self._supervisor.executors, written)
 
     def _written(self, order: co.WriteManifest, size: int, error: Exception | None) -> None:
         if self._closed:
             return  # the next run finds the manifest
         if error is not None:
-            self._supervisor.fail(error)
+            self._supervisor.decide(ev.RunFailed(error))
             return
         self.reporter.wrote(size)
         self._supervisor.journal.write(
@@ -281,7 +263,7 @@ class BatchDriver:
             seconds=round(time.monotonic() - self._began_at, 6),
             bytes=size,
         )
-        self._decide(ba.EpochDurable(order.attempt, order.epoch))
+        self.decide(ba.EpochDurable(order.attempt, order.epoch))
 
     # Time
 
@@ -291,7 +273,9 @@ class BatchDriver:
             self._hub.mail.send(self._name(task), say.Beat())
         at = self.batches
         stage = (at.phase, at.attempt) if at.waits() else None
-        self._lateness.look(now, stage, at.missing, at.waiting_for)
+        late = self._lateness.look(now, stage, at.missing, at.waiting_for)
+        if late is not None:
+            self._supervisor.decide(late)
 
     def stop(self) -> None:
         """Refuse all tasks that are here: the run is over."""

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from elasticutor.core.protocol.batches import BatchPhase
+from elasticutor.core.protocol.batch_attempt import BatchPhase
 from elasticutor.core.protocol.succession import Succession
 from elasticutor.core.run.phases import OVER
+from elasticutor.core.run.run_events import EndAsked
 from elasticutor.driver.loop import DriverLoop
 from elasticutor.driver.queries.batch_driver import BatchDriver
 from elasticutor.driver.queries.reports import BatchReport
@@ -119,14 +120,7 @@ class _Executors:
 
 
 class QueryDriver:
-    """Serves the tasks of one elastic DataFrame.
-
-    Args:
-        hub: The driver's loop of the cluster.
-        frame: The name under which its tasks ask for it.
-        ways: Answers what only the engine knows about queries.
-        start: Starts executors.
-    """
+    """Serves the tasks of one elastic DataFrame."""
 
     def __init__(self, hub: DriverLoop, frame: str, ways: Ways, start: Start) -> None:
         self._hub = hub
@@ -253,7 +247,7 @@ class QueryDriver:
             self._idle.remove(one)
         if one.run is not None:
             self._succession(one.key).owes(one.driver.batches.owed)
-            one.run.supervisor.end()
+            one.run.supervisor.decide(EndAsked())
             if one.query is not None:
                 past = [*self._past.pop(one.query.id, ()), *one.driver.reporter.reports]
                 self._past[one.query.id] = past[-_KEPT:]
@@ -275,7 +269,6 @@ class QueryDriver:
         """
         settled = True
         for other in self._hub.receptions.values():
-            assert isinstance(other, QueryDriver)  # there are no others
             one = other._active.get((query.id,))
             if one is not None and one.query is not None and one.query.run != query.run:
                 if one.run is None:

@@ -11,9 +11,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from typing import Any
 
+from msgspec.structs import replace
+
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.ids import TaskId
 from elasticutor.transport import control
 from elasticutor.transport.mailbox import Mailbox
@@ -21,8 +23,7 @@ from elasticutor.transport.mailbox import Mailbox
 MAILBOX = f"{__name__}:DoomedMailbox"
 
 
-@dataclass(frozen=True, slots=True)
-class DieAt:
+class DieAt(Message):
     """Kill yourself just before you take in, or send, a message of this kind."""
 
     sends: bool

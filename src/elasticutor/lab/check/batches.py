@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any
 
 from elasticutor.core.executor.executor import Phase
-from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol import batch_protocol as ba
+from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Epoch, NodeId, Peer, TaskId
 from elasticutor.lab.check.pipeline import ChainOperator, Expected, Row
@@ -133,9 +134,9 @@ class QueryRun(CheckedRun):
         """Take a report of an executor, or a task's message, in."""
         match message:
             case (name, do.ReportReady(attempt)):
-                self._driver_of(name).tell(ba.ExecutorReady(name, attempt))
+                self._driver_of(name).tell(co.ParticipantReady(name, attempt))
             case (name, do.ReportPrepared(attempt, epoch)):
-                self._driver_of(name).tell(ba.ExecutorPrepared(name, attempt, epoch))
+                self._driver_of(name).tell(co.ParticipantPrepared(name, attempt, epoch))
             case (name, do.ReportFailure(attempt, reason)):
                 self._driver_of(name).failed(attempt, reason)
             case (name, ba.TaskArrived() as event):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol import batch_protocol as ba
 from elasticutor.core.protocol.coordinator import WriteManifest
 from elasticutor.core.protocol.ids import Attempt, Epoch
 

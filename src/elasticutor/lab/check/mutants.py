@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+from msgspec.structs import replace
 
 from elasticutor.core.executor.batch import Part, divided
 from elasticutor.core.executor.credits import InputCredits
@@ -25,11 +27,11 @@ from elasticutor.core.executor.reassignment import Move, MovePhase, Reassigner
 from elasticutor.core.executor.receiver import Receiver
 from elasticutor.core.executor.rollback import Rollback
 from elasticutor.core.executor.tasks import TaskView
-from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol import batch_protocol as ba
 from elasticutor.core.protocol import coordinator, keeper
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
-from elasticutor.core.protocol.batch_attempt import BatchAttempt
+from elasticutor.core.protocol.batch_attempt import BatchAttempt, BatchPhase
 from elasticutor.core.protocol.batches import Batches
 from elasticutor.core.protocol.coordinator import Coordinator, Order, ParticipantPrepared
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer, ShardId
@@ -406,7 +408,7 @@ def _batch_skipped(
     self: Batches, task: ba.Ingress, epoch: Epoch, reason: str, kept: bool
 ) -> list[ba.BatchOrder]:
     if self._try is not None:
-        self._try.phase = ba.BatchPhase.DURABLE
+        self._try.phase = BatchPhase.DURABLE
     self._owed = Epoch(0)
     return self._on_new(task)
 

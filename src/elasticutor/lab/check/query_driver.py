@@ -11,8 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol import batch_protocol as ba
 from elasticutor.core.protocol import events as ev
+from elasticutor.core.protocol.batch_attempt import BatchPhase
+from elasticutor.core.protocol.batches import Batches
 from elasticutor.core.protocol.coordinator import WriteManifest
 from elasticutor.core.protocol.ids import Attempt, Epoch
 from elasticutor.core.protocol.succession import Succession
@@ -51,7 +53,7 @@ class CheckedQueryDriver:
         self._kept = kept
         self._operator = operator
         self._counts = counts
-        self._batches: ba.Batches | None = None  # None: no run is there
+        self._batches: Batches | None = None  # None: no run is there
         self._opened = 0
         self._attempt = Attempt(0)
         self._succession = Succession()
@@ -100,7 +102,7 @@ class CheckedQueryDriver:
             return
         self._run.note(f"{self._operator.name} driver", event)
         self._fences.heard(event)
-        given_up = batches.attempt != before or batches.phase is ba.BatchPhase.ABORTED
+        given_up = batches.attempt != before or batches.phase is BatchPhase.ABORTED
         if before is not None and given_up:
             self._run.abort(str(event))
         for order in orders:
@@ -156,7 +158,7 @@ class CheckedQueryDriver:
         for name in self._operator.executor_names:
             self._kept.go_back(name, base)
         names = self._operator.executor_names
-        self._batches = ba.Batches(names, committed=base, first=self._attempt)
+        self._batches = Batches(names, committed=base, first=self._attempt)
         self._succession.bequeath(self._batches)
         self._run.oracle.counts["query_runs"] += 1
 

@@ -79,16 +79,16 @@ class RunInvariants:
                 self._up[who] = life
             case ev.ParticipantUp(who, life) if instructions:
                 self._violate(f"life: life {life} of {who} is over, and was let in")
-            case ev.ProcessLost(who, life, None) if self.going and self._current(who, life):
+            case co.ProcessLost(who, life, None) if self.going and self._current(who, life):
                 if not any(
                     isinstance(order, do.DropLife) and order.who == who for order in instructions
                 ) and not self._gives_up(instructions):
                     self._violate(f"life: the loss of {who} was not noticed")
-            case ev.ProcessLost(who, life, task) if not self._current(who, life) and instructions:
+            case co.ProcessLost(who, life, task) if not self._current(who, life) and instructions:
                 self._violate(f"life: life {life} of {who} is over, and its loss acted on: {task}")
-            case ev.ParticipantRested(who):
+            case co.ParticipantRested(who):
                 self._rested.add(who)
-            case ev.SourceExhausted(who, attempt) if attempt == self._attempt:
+            case co.SourceExhausted(who, attempt) if attempt == self._attempt:
                 self._exhausted.add(who)
             case ev.DrainAsked():
                 self._drain_asked = True
@@ -105,7 +105,7 @@ class RunInvariants:
                 self._up.pop(who, None)
             case co.BeginAttempt(who, attempt):
                 self._begin(who, attempt)
-            case do.AskToRest(who):
+            case co.AskToRest(who):
                 self._rested.discard(who)
             case do.KeepCommitted():
                 self._losses.clear()

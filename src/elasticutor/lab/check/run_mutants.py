@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
+from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol.ids import Attempt, Peer
 from elasticutor.core.run import lifecycle
-from elasticutor.core.run import run_events as ev
 from elasticutor.core.run.draining import Draining
 from elasticutor.core.run.lifecycle import RunLifecycle
 from elasticutor.core.run.participants import Participants
@@ -32,9 +32,9 @@ def _late_registration_taken(self: Participants, who: Peer, life: int, address: 
     return _PARTICIPANTS_REGISTERED(self, who, self.lives[who], address)
 
 
-def _late_loss_taken(self: RunLifecycle, event: ev.ProcessLost) -> None:
+def _late_loss_taken(self: RunLifecycle, event: co.ProcessLost) -> None:
     life = self.participants.lives[event.who]
-    _LIFE_ON_PROCESS_LOST(self, ev.ProcessLost(event.who, life, event.task, event.reason))
+    _LIFE_ON_PROCESS_LOST(self, co.ProcessLost(event.who, life, event.task, event.reason))
 
 
 def _drain_forgets_one(self: Draining, whom: Iterable[Peer], now: float) -> None:
@@ -57,7 +57,7 @@ def _what_follows_is_counted(
     _RECOVERY_FAILED(self, who, attempt, reason, now)
 
 
-def _lost_sink_not_noticed(self: RunLifecycle, event: ev.ProcessLost) -> None:
+def _lost_sink_not_noticed(self: RunLifecycle, event: co.ProcessLost) -> None:
     if event.who not in self.participants.sinks:
         _LIFE_ON_PROCESS_LOST(self, event)
 
@@ -83,7 +83,7 @@ def _method(owner: type, name: str, wrong: Any) -> Callable[[], AbstractContextM
 
 
 def _on_process_lost(wrong: Any) -> Callable[[], AbstractContextManager[Any]]:
-    return lambda: patch.dict(lifecycle._HANDLERS, {ev.ProcessLost: wrong})
+    return lambda: patch.dict(lifecycle._HANDLERS, {co.ProcessLost: wrong})
 
 
 BUGS: tuple[tuple[str, Callable[[], AbstractContextManager[Any]]], ...] = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from elasticutor.core.protocol import batches as ba
+from elasticutor.core.protocol import batch_protocol as ba
 from elasticutor.core.protocol.ids import Peer
 from elasticutor.lab.check.pipeline import ChainOperator, Row
 from elasticutor.lab.check.run import CheckedRun

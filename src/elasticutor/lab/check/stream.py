@@ -158,7 +158,7 @@ class TopologyRun(CheckedRun):
     def _notice_at_the_end(self, event: ru.RunEvent) -> None:
         """Let executors know what they have lost since the run ended, for the last look at them."""
         match event:
-            case ru.ProcessLost(who, _, task) if task is not None:
+            case co.ProcessLost(who, _, task) if task is not None:
                 self.world.executors[who].tell(ev.TaskLost(task))
             case ru.NodeLeft(node):
                 for host in self.world.executors.values():
@@ -211,11 +211,11 @@ class TopologyRun(CheckedRun):
                 self._kill(who, life)
             case order.RestartHosts(numbers):
                 self._start_hosts(numbers)
-            case order.AssignCores(who, cores):
+            case co.AssignCores(who, cores):
                 self._assign(who, Counter(cores))
-            case order.StopSending(who) | order.AskToRest(who) if who not in self._operators:
+            case co.StopSending(who) | co.AskToRest(who) if who not in self._operators:
                 self._send(who, what)  # behind what it was sent before, such as a commit
-            case order.AskToRest(who):
+            case co.AskToRest(who):
                 self._rest(who, self._drivers)
             case order.Wake(at):
                 self._later(ru.Tick(), max(0.0, at - self.clock.now))
@@ -227,7 +227,7 @@ class TopologyRun(CheckedRun):
                 self.done = self._life.error is None
                 names = [self._roles.host_names[number] for number in hosts]
                 for name in (*sorted(self._life.participants.nodes), *names):
-                    self._later(ru.PlaceCleared(name), self.startup_s())
+                    self._later(co.PlaceCleared(name), self.startup_s())
             case order.CloseRun() if self._life.error is not None:
                 self._run_failed()
 
@@ -259,7 +259,7 @@ class TopologyRun(CheckedRun):
         if who in self._operators and self.world.executors[who].core.moves:
             self.clock.after(self.startup_s(), self._rest, who, driver)
         else:
-            rested = ru.ParticipantRested(who)
+            rested = co.ParticipantRested(who)
             self.world.network.send(self._address_of(who), self.world.driver, rested)
 
     # The manifest
@@ -361,7 +361,7 @@ class TopologyRun(CheckedRun):
         life = simulated.life
         self._kill(who, life)
         if noticed:
-            self._later(ru.ProcessLost(who, life, None, "was lost"), self.notice_s())
+            self._later(co.ProcessLost(who, life, None, "was lost"), self.notice_s())
         if simulated.end is not None and self.rng.random() < 0.3:
             # Its registration has been under way for long.
             late = ru.ParticipantUp(who, life, Address(f"{who} is gone"))
@@ -373,7 +373,7 @@ class TopologyRun(CheckedRun):
         self.lose(host.name)
         if simulated is not None:
             for task in tasks:
-                lost = ru.ProcessLost(host.name, simulated.life, task, "was lost with it")
+                lost = co.ProcessLost(host.name, simulated.life, task, "was lost with it")
                 self._later(lost, 2 * self.notice_s())
 
     def lose_task_of(self, host: ExecutorHost, task: TaskId) -> None:
@@ -381,7 +381,7 @@ class TopologyRun(CheckedRun):
         host.end_task(task)
         simulated = self._processes.get(host.name)
         if simulated is not None:
-            lost = ru.ProcessLost(host.name, simulated.life, task, "was lost")
+            lost = co.ProcessLost(host.name, simulated.life, task, "was lost")
             self._later(lost, self.notice_s())
 
     def lose_everything_on(self, node: NodeId, successor: NodeId) -> None:

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from elasticutor._version import __version__
-from elasticutor.core.protocol.ids import NodeId
+from elasticutor.core.protocol.coordinator import PlaceCleared, ProcessLost
+from elasticutor.core.protocol.ids import NodeId, Peer
 from elasticutor.errors import ElasticutorError
-from elasticutor.process.failures import SilentDriverError, described_end
+from elasticutor.process.failures import SilentDriverError, described_end, lost_on
 from elasticutor.process.hosting.directories import SHARED_MEMORY, NodeDirectories, remove_stale
 from elasticutor.process.hosting.zygote import Ended, Fork, Zygote
 from elasticutor.process.specs import NodeSpec, Site
@@ -259,7 +260,8 @@ def host_ends(bootstrap: Bootstrap, run: str, number: int) -> None:
             for end in _await_ends(mail):
                 _start_end(zygote, end)
             _await_end(zygote, mail, run, f"host {number} of sources and sinks")
-        mail.send(DRIVER, say.RunEnded(NodeId(ends_name(number)), run))
+        name = ends_name(number)
+        mail.send(DRIVER, say.Said(run, Peer(name), PlaceCleared(name)))
     finally:
         mail.close(linger_s=2.0)
         place.remove()
@@ -313,10 +315,9 @@ def _await_end(zygote: Zygote, mail: Mailbox, run: str, where: str) -> None:
         for event in zygote.receive():
             if isinstance(event, Ended) and event.code:
                 who, _, life = event.name.rpartition("/")
-                ended = say.ProcessEnded(
-                    NodeId(where), run, who, event.code, event.said, None, int(life)
-                )
-                mail.send(DRIVER, ended)
+                reason = lost_on(where, event.code, event.said)
+                lost = ProcessLost(Peer(who), int(life), None, reason)
+                mail.send(DRIVER, say.Said(run, Peer(who), lost))
 
 
 def _mail(bootstrap: Bootstrap, host: str, name: str) -> Mailbox:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from elasticutor.core.measure.latency import LatencyHistogram
-from elasticutor.core.protocol.batches import Ingress
+from elasticutor.core.message import Message
+from elasticutor.core.protocol.batch_protocol import Ingress
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer
 from elasticutor.transport.channels import Endpoint
 
 
-@dataclass(frozen=True, slots=True)
-class Arrive:
+class Arrive(Message):
     """A task asks to be admitted."""
 
     frame: str
@@ -27,8 +26,7 @@ class Arrive:
     """Its machine, user and Spark executor; processes of one home can share files."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(Message):
     """The task may send, under this name."""
 
     task: int
@@ -47,8 +45,7 @@ class Admitted:
     """The directory of that node's ipc sockets."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(Message):
     """The task must fail."""
 
     task: int
@@ -58,8 +55,7 @@ class Refused:
     """The same in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionDone:
+class PartitionDone(Message):
     """The task has sent all rows, and has all their outputs."""
 
     run: str
@@ -71,8 +67,7 @@ class PartitionDone:
     latency: Mapping[str, LatencyHistogram]
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(Message):
     """The task may end: everything it has sent is durable."""
 
     task: int

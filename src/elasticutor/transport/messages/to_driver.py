@@ -3,41 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from elasticutor.core.measure.latency import LatencyHistogram
 from elasticutor.core.measure.load import FloatArray
 from elasticutor.core.measure.metrics import ExecutorMetrics
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, ShardId, TaskId
 from elasticutor.transport.channels import Endpoint
 
 # From participants --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A participant is up, at this endpoint."""
-
+class _FromParticipant(Message):
     run: str
     who: Peer
+
+
+class Registered(_FromParticipant):
+    """A participant is up, at this endpoint."""
+
     endpoint: Endpoint
     pid: int
     life: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
+class Said(_FromParticipant):
     """An executor's report, or a source's or a sink's answer to the coordinator."""
 
-    run: str
-    who: Peer
     what: Any
     """Another message."""
 
 
-@dataclass(frozen=True, slots=True)
-class MoveRefused:
+class MoveRefused(Message):
     """An executor's report: it refuses to move a shard."""
 
     shard: ShardId
@@ -45,22 +45,7 @@ class MoveRefused:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Rested:
-    """The answer to `Rest`: the last move is done, or a sink has published everything."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exhausted:
-    """A source has reached its end."""
-
-    run: str
-    who: Peer
-    attempt: Attempt
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Message):
     """A participant, or one of its tasks, cannot go on."""
 
     run: str
@@ -72,8 +57,7 @@ class Failed:
     """The same in words."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSeen:
+class TaskSeen(Message):
     """A task, as its main process sees it."""
 
     node: NodeId
@@ -84,8 +68,7 @@ class TaskSeen:
     pid: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Staff:
+class Staff(Message):
     """The tasks of an executor; sent whenever one comes or goes."""
 
     run: str
@@ -97,24 +80,18 @@ class Staff:
     """How long the change took, from the grant or the taking of the core."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(_FromParticipant):
     """What an executor measured since the last time."""
 
-    run: str
-    who: Peer
     metrics: ExecutorMetrics
     tasks: Mapping[TaskId, TaskSeen]
     dropped: int
     """Messages that were malformed or out of place, since it started."""
 
 
-@dataclass(frozen=True, slots=True)
-class SourceMeasured:
+class SourceMeasured(_FromParticipant):
     """What a source task sent since the last time."""
 
-    run: str
-    who: Peer
     seconds: float
     rows: int
     blocked_share: float
@@ -122,36 +99,27 @@ class SourceMeasured:
     """How far what it sends now is behind the time at which it was due."""
     rate: float | None = None
     """Rows per second that it would send, if known; infinity for all it has at once."""
-    routed: Mapping[Peer, int] = field(default_factory=dict)
+    routed: Mapping[Peer, int] = msgspec.field(default_factory=dict)
     """The number of rows for each executor."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShardLoadsMeasured:
+class ShardLoadsMeasured(_FromParticipant):
     """The load of every shard of an executor, in cores, where upstreams hold the table."""
 
-    run: str
-    who: Peer
     loads: FloatArray
 
 
-@dataclass(frozen=True, slots=True)
-class SinkMeasured:
+class SinkMeasured(_FromParticipant):
     """Rows that a sink took in since the last time, and their latencies."""
 
-    run: str
-    who: Peer
     seconds: float
     rows: int
     latency: LatencyHistogram
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
+class Collected(_FromParticipant):
     """A batch of a memory sink, on its way to the driver."""
 
-    run: str
-    who: Peer
     attempt: Attempt
     epoch: Epoch
     schema: bytes
@@ -159,20 +127,10 @@ class Collected:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Recount:
-    """Why an executor waits, in words; the answer to `Explain`."""
-
-    run: str
-    who: Peer
-    waits: tuple[str, ...]
-
-
 # From nodes ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NodeUp:
+class NodeUp(Message):
     """A node offers its cores."""
 
     node: NodeId
@@ -193,38 +151,20 @@ class NodeUp:
     """How the last node of this slot ended, if known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alive:
+class Alive(Message):
     """A node is alive."""
 
     node: NodeId
 
 
-@dataclass(frozen=True, slots=True)
-class NodeGone:
+class NodeGone(Message):
     """A node's process has ended; sent by its host."""
 
     node: NodeId
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessEnded:
-    """A process that the node had started has ended unasked."""
-
-    node: NodeId
-    run: str
-    who: str
-    """The participant."""
-    code: int
-    said: str
-    task: TaskId | None = None
-    """The participant's task; None for the participant itself."""
-    life: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StateRead:
+class StateRead(Message):
     """The answer to `ReadState`: keys and values as the store has them."""
 
     node: NodeId
@@ -234,19 +174,10 @@ class StateRead:
     items: tuple[tuple[bytes, bytes], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class RunEnded:
-    """Nothing of the run is left on the node."""
-
-    node: NodeId
-    run: str
-
-
 # From hosts of sources and sinks ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class EndsHostUp:
+class EndsHostUp(Message):
     """A process that can start sources and sinks of a run is up."""
 
     run: str

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.ids import Peer
 from elasticutor.core.protocol.keeper import SendSlice
 from elasticutor.transport.channels import Endpoint
@@ -12,33 +12,29 @@ from elasticutor.transport.channels import Endpoint
 # To nodes -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartExecutor:
-    """Start the main process of an elastic executor."""
-
+class _ForExecutor(Message):
     run: str
     who: Peer
+
+
+class StartExecutor(_ForExecutor):
+    """Start the main process of an elastic executor."""
+
     payload: bytes
     life: int = 0
     """Counted from 0: each successor of a lost executor is another life."""
 
 
-@dataclass(frozen=True, slots=True)
-class DropExecutor:
+class DropExecutor(_ForExecutor):
     """End the tasks and remove the store that earlier lives of an executor have left here."""
 
-    run: str
-    who: Peer
     life: int
     """The first life that stays."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToNode:
+class ToNode(_ForExecutor):
     """An instruction of an executor to a node: for its store, or about a task's process."""
 
-    run: str
-    who: Peer
     reply: Endpoint
     order: Any
     """The instruction."""
@@ -51,8 +47,7 @@ class ToNode:
     life: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ForStore:
+class ForStore(Message):
     """An instruction of the driver to a node, for a store that several executors share."""
 
     run: str
@@ -60,8 +55,7 @@ class ForStore:
     order: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(Message):
     """Some of a shard's state, from node to node."""
 
     run: str
@@ -71,38 +65,31 @@ class Slice:
     piece: SendSlice
 
 
-@dataclass(frozen=True, slots=True)
-class ReadState:
+class ReadState(_ForExecutor):
     """Send all of an operator's state that is on this node to the driver."""
 
-    run: str
-    who: Peer
     ask: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndRun:
+class EndRun(Message):
     """End every process of a run, after a grace period, and remove its state."""
 
     run: str
     grace_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(Message):
     """The driver is alive; sent at intervals, and answered by `Alive`."""
 
 
-@dataclass(frozen=True, slots=True)
-class EndNode:
+class EndNode(Message):
     """The cluster is over."""
 
 
 # To hosts of sources and sinks --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartEnd:
+class StartEnd(Message):
     """Start a task of a source, or a sink."""
 
     kind: str
@@ -111,15 +98,13 @@ class StartEnd:
     payload: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StartEnds:
+class StartEnds(Message):
     """Start these sources and sinks."""
 
     ends: tuple[StartEnd, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class KillEnd:
+class KillEnd(Message):
     """Kill a source or sink that does not answer."""
 
     who: Peer

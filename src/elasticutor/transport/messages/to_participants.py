@@ -3,53 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from elasticutor.core.protocol.ids import Attempt, NodeId, TaskId
+from elasticutor.core.message import Message
+from elasticutor.core.protocol.ids import Attempt, TaskId
 from elasticutor.transport.channels import Endpoint
 
 # From the driver ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Peers:
+class Peers(Message):
     """The addresses of other participants of the run."""
 
     book: Mapping[str, Endpoint]
 
 
-@dataclass(frozen=True, slots=True)
-class SetCores:
-    """The cores that the executor should have, by node."""
-
-    wanted: Mapping[NodeId, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """Start no more moves; answer by `Rested` after the last one, or when all is published."""
-
-
-@dataclass(frozen=True, slots=True)
-class Explain:
-    """Say why nothing happens; answered by `Recount`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Message):
     """The run is over: end."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopSource:
-    """Stop a source at the end of the current epoch."""
 
 
 # Between a main process and its tasks -------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TaskUp:
+class TaskUp(Message):
     """A task's process runs, and takes chunks at this endpoint."""
 
     task: TaskId
@@ -57,8 +32,7 @@ class TaskUp:
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class TaskFailed:
+class TaskFailed(Message):
     """The task cannot go on: its operator raised, or its state has no room."""
 
     task: TaskId
@@ -67,6 +41,5 @@ class TaskFailed:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(Message):
     """The task closes its operator and ends."""

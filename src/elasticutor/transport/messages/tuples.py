@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from elasticutor.core.message import Message
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer
 from elasticutor.transport.channels import Endpoint
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Message):
     """The first message on a channel: the schema of all tuples that follow."""
 
     sender: Peer
     schema: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
+class Marker(Message):
     """The sender has sent all of its tuples of the epoch."""
 
     sender: Peer
@@ -25,8 +22,7 @@ class Marker:
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(Message):
     """The first message of an upstream that lasts for an attempt, as a query's task does.
 
     Outputs go to its endpoint.

@@ -25,12 +25,16 @@ from elasticutor.core.measure.metrics import Meter
 from elasticutor.core.measure.work import WorkDone
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.coordinator import (
+    AskToRest,
+    AssignCores,
     BeginAttempt,
     EndEpoch,
     ParticipantPrepared,
     ParticipantReady,
+    ParticipantRested,
+    PlaceCleared,
 )
-from elasticutor.core.protocol.ids import MoveId, NodeId, ShardId, TaskId
+from elasticutor.core.protocol.ids import MoveId, NodeId, Peer, ShardId, TaskId
 from elasticutor.process.hosting.hosts import Bootstrap, ends_name
 from elasticutor.process.specs import ExecutorSpec, SinkSpec, SourceSpec
 from elasticutor.transport import messages as say
@@ -167,7 +171,7 @@ class _Node(_StandIn):
             case say.EndRun():
                 for executor in self._executors:
                     executor.ended = True
-                self.tell(say.RunEnded(self._node, message.run))
+                self.tell(say.Said(message.run, Peer(self._node), PlaceCleared(self._node)))
             case say.EndNode():
                 self.ended = True
                 nodes = [one for one in self.office.inside if isinstance(one, _Node)]
@@ -226,11 +230,11 @@ class _Executor(_Participant):
         match message:
             case BeginAttempt():
                 self.say(do.ReportReady(message.attempt))
-            case say.SetCores():
-                self._cores = {node: count for node, count in message.wanted.items() if count}
+            case AssignCores():
+                self._cores = {node: count for node, count in message.cores.items() if count}
                 self._staff()
-            case say.Rest():
-                self.say(say.Rested())
+            case AskToRest():
+                self.say(ParticipantRested(self.who))
             case say.Finish():
                 self.ended = True
 
@@ -320,8 +324,8 @@ class _Sink(_Participant):
         match message:
             case BeginAttempt():
                 self.say(ParticipantReady(self.who, message.attempt))
-            case say.Rest():
-                self.say(say.Rested())
+            case AskToRest():
+                self.say(ParticipantRested(self.who))
             case say.Finish():
                 self.ended = True
 
@@ -351,5 +355,6 @@ class _EndsHost(_StandIn):
             case say.EndRun():
                 for end in self._ends:
                     end.ended = True
-                self.tell(say.RunEnded(NodeId(ends_name(self._number)), self._run))
+                name = ends_name(self._number)
+                self.tell(say.Said(self._run, Peer(name), PlaceCleared(name)))
                 self.office.over = True

@@ -20,12 +20,9 @@ from elasticutor.core.protocol.sink import (
 from elasticutor.core.protocol.source import (
     CommitOffset,
     ReadFrom,
-    ReportExhausted,
     SourceOrder,
     SourceSide,
 )
-from elasticutor.core.run.run_events import ParticipantRested, SourceExhausted
-from elasticutor.core.run.run_instructions import AskToRest, StopSending
 from elasticutor.lab.check.pipeline import ROW_BYTES, SINK, ChainOperator, Row
 from elasticutor.lab.check.world.hosts import CreditSent, MarkerSent, TuplesSent
 from elasticutor.lab.check.world.network import Address
@@ -66,7 +63,7 @@ class SourceHost:
                 self._carry_out(self._side.end_epoch(message, self._position))
             case co.CommitEpoch():
                 self._carry_out(self._side.commit(message))
-            case StopSending():
+            case co.StopSending():
                 self._side.drain()
             case CreditSent(executor, attempt, total):
                 self._carry_out(self._side.credit(executor, attempt, total))
@@ -96,15 +93,12 @@ class SourceHost:
                     world.send(self._address, executor, TuplesSent(self.name, attempt, rows, size))
                 case do.EmitMarker(executor, attempt, epoch):
                     world.send(self._address, executor, MarkerSent(self.name, attempt, epoch))
-                case co.ParticipantPrepared():
+                case co.ParticipantPrepared() | co.SourceExhausted():
                     world.network.send(self._address, world.driver, order)
                 case ReadFrom(offset):
                     self._read_from(offset or 0)
                 case CommitOffset(offset):
                     self._forgotten = offset
-                case ReportExhausted(attempt):
-                    exhausted = SourceExhausted(self.name, attempt)
-                    world.network.send(self._address, world.driver, exhausted)
 
     def _read_from(self, offset: int) -> None:
         if offset < self._forgotten:
@@ -174,8 +168,8 @@ class SinkHost:
                     self._write(peer, attempt, rows, size)
             case MarkerSent(peer, attempt, epoch):
                 self._carry_out(self._side.mark(peer, attempt, epoch))
-            case AskToRest():
-                rested = ParticipantRested(SINK)
+            case co.AskToRest():
+                rested = co.ParticipantRested(SINK)
                 self.run.world.network.send(self._address, self.run.world.driver, rested)
 
     def _new_side(self) -> SinkSide:
