@@ -73,7 +73,7 @@ class QueryRun(CheckedRun):
         assert isinstance(self.world.durable, QueryCheckpoint)  # by the class's `storage`
         self._kept = self.world.durable
         self._drivers = {
-            op.name: CheckedQueryDriver(self, self._kept, op, self, calm=self._habits.calm)
+            op.name: CheckedQueryDriver(self, self._kept, op, calm=self._habits.calm)
             for op in self._operators
         }
         self._inputs = self._cut(scenario)
@@ -172,7 +172,7 @@ class QueryRun(CheckedRun):
     def _replace(self, host: ExecutorHost) -> None:
         """Have another main process, and what the operator's tasks have sent is lost."""
         if not self.done and self.world.executors[host.name] is host:
-            self.place_anywhere(host.name, self._operator_of(host))
+            self.place_anywhere(host.name, host.operator)
             self._driver_of(host.name).lose(f"the main process of {host.name} was lost")
 
     def lose_driver(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pyarrow as pa
 from elasticutor.core.executor.batch import ShardArray
 from elasticutor.core.keys import executors_of, key_hashes, shards_of
 from elasticutor.core.protocol.ids import Peer, ShardId
-from elasticutor.state.cache import Codec
+from elasticutor.state.cache import Codec, StateCache
 
 Row = tuple[int, int, int, int]
 """Key, origin, sequence, payload."""
@@ -29,19 +29,6 @@ Style = Literal["in place", "set", "clearing"]
 ROW_BYTES = 16
 SINK = Peer("sink")
 _EDGES = 4  # more than any operator has downstream
-
-
-class ChainState(Protocol):
-    """What an operator needs of a state: a task's cache, or a plain dictionary."""
-
-    def get(self, shard: ShardId, key: Hashable, default: Any = None) -> Any:
-        """The key's state, live; the default where it has none."""
-
-    def set(self, shard: ShardId, key: Hashable, value: Any) -> None:
-        """Make this the key's state."""
-
-    def clear(self, shard: ShardId, key: Hashable) -> None:
-        """Let the key have no state."""
 
 
 class PlainState:
@@ -124,7 +111,7 @@ class ChainOperator:
         return rows * ROW_BYTES
 
     def process(
-        self, state: ChainState, shard: ShardId, row: Row, upstream: Peer
+        self, state: StateCache | PlainState, shard: ShardId, row: Row, upstream: Peer
     ) -> list[tuple[Peer, Row]]:
         """Apply one tuple to the state; returns what goes where."""
         self._chain(state, shard, row)
@@ -146,7 +133,7 @@ class ChainOperator:
         """This operator's key for a tuple that had another key upstream."""
         return (key * 7 + len(self.name)) % self.keys
 
-    def _chain(self, state: ChainState, shard: ShardId, row: Row) -> None:
+    def _chain(self, state: StateCache | PlainState, shard: ShardId, row: Row) -> None:
         key, origin, _, payload = row
         if self.style == "in place":
             chains = state.get(shard, key, {})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from elasticutor.core.protocol import batches as ba
 from elasticutor.core.protocol import events as ev
@@ -28,29 +28,15 @@ if TYPE_CHECKING:
 _GONE_ON = "the run that the stage has begun with is over, and what its other tasks have sent too"
 
 
-class Counts(Protocol):
-    """Knows the stages."""
-
-    def count(self, stage: int) -> tuple[int, int, int] | None:
-        """Tasks that a stage runs, its partitions, and what its output is for; None: it is gone."""
-
-
 class CheckedQueryDriver:
     """Receives the tasks that feed one operator."""
 
     def __init__(
-        self,
-        run: QueryRun,
-        kept: QueryCheckpoint,
-        operator: ChainOperator,
-        counts: Counts,
-        *,
-        calm: bool,
+        self, run: QueryRun, kept: QueryCheckpoint, operator: ChainOperator, *, calm: bool
     ) -> None:
         self._run = run
         self._kept = kept
         self._operator = operator
-        self._counts = counts
         self._batches: ba.Batches | None = None  # None: no run is there
         self._opened = 0
         self._attempt = Attempt(0)
@@ -58,7 +44,7 @@ class CheckedQueryDriver:
         self._addresses: dict[ba.Ingress, Address] = {}
         self._jobs: deque[tuple[Callable[[], None], ba.BatchEvent]] = deque()
         self._free_at = 0.0
-        self._fences = Fences(operator.name, self._newest_below, run.oracle.violate, calm=calm)
+        self._fences = Fences(operator.name, self._newest_below, run.oracle.violate, calm)
 
     def waiting_for(self) -> list[str]:
         """Why it does not go on, if it does not."""
@@ -140,7 +126,7 @@ class CheckedQueryDriver:
     def forget_stages(self) -> None:
         """Forget all stages: another driver numbers them from the first again."""
         self._succession = Succession()
-        self._fences.started_over()
+        self._fences.stage = -1
 
     def _give_up(self, reason: str) -> None:
         batches = self._batches
@@ -153,8 +139,7 @@ class CheckedQueryDriver:
 
     def _open(self, epoch: Epoch) -> None:
         base = self._newest_below(epoch)
-        for name in self._operator.executor_names:
-            self._kept.go_back(name, base)
+        self._go_back(base)
         names = self._operator.executor_names
         self._batches = ba.Batches(names, committed=base, first=self._attempt)
         self._succession.bequeath(self._batches)
@@ -195,7 +180,7 @@ class CheckedQueryDriver:
     def _count(self, opened: int, order: ba.CountTasks) -> None:
         if opened != self._opened:
             return
-        found = self._counts.count(order.stage)
+        found = self._run.count(order.stage)
         if found is None:
             self._cannot_count(order)
         else:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from elasticutor.core.executor.tasks import TaskStatus
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import NodeId, Peer, ShardId, TaskId
@@ -210,7 +209,7 @@ class CheckedRun(ABC):
             node,
             self.scenario.config,
             operator,
-            slice_records=self.scenario.slice_records,
+            self.scenario.slice_records,
         )
         self._incarnations += 1
         for core in cores:
@@ -235,10 +234,6 @@ class CheckedRun(ABC):
         self.note("driver", f"ABORT: {reason}")
         self.oracle.aborted(list(self.world.executors.values()))
 
-    def _operator_of(self, host: ExecutorHost) -> ChainOperator:
-        name = host.name.split("/")[0]
-        return next(op for op in self.scenario.operators if op.name == name)
-
     def _balance(self, host: ExecutorHost) -> None:
         if host.alive and not self.done:
             host.tell(ev.BalanceDue())
@@ -246,8 +241,7 @@ class CheckedRun(ABC):
 
     def _replace_cores(self, host: ExecutorHost) -> None:
         """Give an executor without a core another one, as a scheduler does."""
-        staying = [t for t in host.core.tasks.values() if t.status is not TaskStatus.LEAVING]
-        if not staying:
+        if not host.staying:
             host.tell(ev.CoreGranted(self.rng.choice(self._nodes)))
 
     # Trouble
@@ -316,7 +310,7 @@ class CheckedRun(ABC):
                 self.note("fault", f"take task {task} of {host.name} for lost, though it lives")
                 zombie = host.suspect_task(task, lives_on_s=self.rng.uniform(0.0, 0.1))
                 # What it reads may change under its hands; that is no fault while it stays unseen.
-                zombie.operator = replace(self._operator_of(host), complain=lambda text: None)
+                zombie.operator = replace(host.operator, complain=lambda text: None)
             else:
                 self.note("fault", f"kill task {task} of {host.name}")
                 self.lose_task_of(host, task)
@@ -354,8 +348,4 @@ class CheckedRun(ABC):
         if host is not None and host.tasks:
             task = host.tasks[self.rng.choice(sorted(host.tasks))]
             task.slowness = self.rng.choice((5.0, 30.0))
-            self.clock.after(0.05, self._speed_up, task)
-
-    @staticmethod
-    def _speed_up(task: TaskHost) -> None:
-        task.slowness = 1.0
+            self.clock.after(0.05, setattr, task, "slowness", 1.0)

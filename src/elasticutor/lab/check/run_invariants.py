@@ -19,22 +19,12 @@ _TOO_OFTEN = " was lost too often"
 class RunInvariants:
     """Watches the events and the instructions of one run.
 
-    It keeps books of its own: which life of whom was started, is up, or is dropped.
-
-    Args:
-        roles: Who takes part.
-        terms: What the run keeps to.
-        violate: Takes what must not be.
-        durable: Whether it has a checkpoint.
+    It keeps books of its own: which life of whom was started, is up, or is dropped. `durable` says
+    whether the run has a checkpoint.
     """
 
     def __init__(
-        self,
-        roles: Roles,
-        terms: Terms,
-        violate: Callable[[str], None],
-        *,
-        durable: bool = True,
+        self, roles: Roles, terms: Terms, violate: Callable[[str], None], *, durable: bool = True
     ) -> None:
         self._terms = terms
         self._violate = violate

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from elasticutor.core.executor.tasks import TaskStatus
 from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import events as ev
@@ -245,9 +244,7 @@ class TopologyRun(CheckedRun):
         host = self.world.executors.get(who)
         if host is None:
             return
-        tasks = host.core.tasks.values()
-        have = Counter(task.node for task in tasks if task.status is not TaskStatus.LEAVING)
-        for node in (wanted - have).elements():
+        for node in (wanted - Counter(host.staying.values())).elements():
             if node in self._nodes:
                 host.tell(ev.CoreGranted(node))
 

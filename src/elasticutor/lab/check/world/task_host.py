@@ -14,12 +14,13 @@ from elasticutor.core.protocol.ids import Attempt, Epoch, Peer, ShardId, TaskId
 from elasticutor.core.protocol.task import Task
 from elasticutor.core.protocol.task_inbox import TaskInbox, Work
 from elasticutor.errors import StaleAttemptError
+from elasticutor.lab.check.pipeline import ChainOperator
 from elasticutor.lab.check.world.network import Address
 from elasticutor.state.cache import StateCache
 from elasticutor.state.levels import Levels
 
 if TYPE_CHECKING:  # hosts have tasks, and tasks know their host
-    from elasticutor.lab.check.world.hosts import CheckedOperator, ExecutorHost, KeeperHost
+    from elasticutor.lab.check.world.hosts import ExecutorHost, KeeperHost
 
 
 class TaskHost:
@@ -194,7 +195,7 @@ class _ChunkRun:
         return run
 
     def answer(
-        self, task: TaskId, operator: CheckedOperator
+        self, task: TaskId, operator: ChainOperator
     ) -> ev.ChunkProgressed | ev.ChunkProcessed:
         """The answer to what is done of it and was not answered before."""
         chunk: do.Dispatch = self.work.content
