@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from elasticutor.lab.chaos.doom import MAILBOX
 from elasticutor.lab.chaos.driver import Orders
 from elasticutor.lab.chaos.processes import MARK
@@ -90,15 +92,15 @@ class Child:
     """A driver's process."""
 
     def __init__(self, orders: Orders, mark: str, log: Path) -> None:
-        self.orders = orders
         self.mark = mark
         self.cluster = ""
         """The id of its cluster, as soon as that is up."""
         self.story = DriverStory(Path(orders.journal))
         self._told: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        words = msgspec.json.encode(orders).decode()
         with log.open("ab") as errors:
             self._process = subprocess.Popen(  # noqa: S603 - this very Python
-                [sys.executable, "-m", "elasticutor.lab.chaos.driver", orders.as_json()],
+                [sys.executable, "-m", "elasticutor.lab.chaos.driver", words],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -106,11 +108,6 @@ class Child:
                 start_new_session=True,  # Ctrl-C is for the runner
             )
         threading.Thread(target=self._listen, name="driver", daemon=True).start()
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
 
     @property
     def ended(self) -> bool:

@@ -29,9 +29,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
+
+import msgspec
 
 from elasticutor.core.protocol.ids import NodeId, Peer, TaskId
 from elasticutor.driver.cluster import BaseCluster
@@ -69,23 +71,6 @@ class Orders:
     """For moves and cores."""
     master: str = ""
     """Spark's; empty: nodes are plain processes."""
-
-    def as_json(self) -> str:
-        """For the command line of the process."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Orders:
-        """What `as_json` was made of.
-
-        Example:
-            >>> orders = Orders("/a", "/a/j", ChaosLoad(), Shape(), 2, 3, 0.3, 20.0, 1)
-            >>> Orders.from_json(orders.as_json()) == orders
-            True
-        """
-        facts = json.loads(text)
-        facts |= {"load": ChaosLoad(**facts["load"]), "shape": Shape(**facts["shape"])}
-        return cls(**facts)
 
     @property
     def checkpoint(self) -> Path:
@@ -298,7 +283,7 @@ def main() -> None:
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S"
     )
-    orders = Orders.from_json(sys.argv[1])
+    orders = msgspec.json.decode(sys.argv[1], type=Orders)
     with cluster_of(orders) as cluster:
         try:
             Driver(orders, cluster, tell).serve()

@@ -29,21 +29,13 @@ _GLANCE_S = 0.02
 
 
 def require_linux() -> None:
-    """Refuse a system that has no such processes.
-
-    Raises:
-        ElasticutorError: It is not Linux.
-    """
+    """Refuse a system that has no such processes: any but Linux."""
     if not (hasattr(os, "pidfd_open") and PROC.is_dir()):
         raise ElasticutorError("system", "be Linux: processes are found in /proc", sys.platform)
 
 
 class Victim:
     """A process that is to die; a context manager, for it holds an open file.
-
-    Args:
-        pid: Its process id.
-        mark: What its mark must be.
 
     Raises:
         ProcessLookupError: It is gone, or has another mark or none.

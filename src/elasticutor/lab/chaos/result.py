@@ -58,13 +58,7 @@ class ChaosResult:
         return len(self.violated)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`.
-
-        Example:
-            >>> found = ChaosResult(kills=2, recoveries_s=[0.5, 0.75]).as_dict()
-            >>> found["kills"], found["violations"], found["slowest_recovery_s"]
-            (2, 0, 0.75)
-        """
+        """Everything, for `--json`."""
         return {
             "kills": self.kills,
             "violations": self.violations,

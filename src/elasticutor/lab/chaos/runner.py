@@ -71,13 +71,8 @@ class ViolatedError(Exception):
 def run_chaos(setting: ChaosSetting, progress: Progress = lambda result: None) -> ChaosResult:
     """Kill what the setting says, and compare what is left with a sequential fold.
 
-    Args:
-        setting: How much is killed, and under which load.
-        progress: Called with the result so far, after every kill.
-
-    Raises:
-        ElasticutorError: The system cannot do this.
-        KeyboardInterrupt: Nothing is left behind then, either.
+    `progress` is called with the result so far, after every kill. When the run is interrupted,
+    nothing is left behind, either.
     """
     require_linux()
     folder = Path(tempfile.mkdtemp(prefix="elasticutor-chaos-"))
@@ -199,12 +194,8 @@ class Runner:
     def _kill_at(self, point: Point, stack: ExitStack) -> list[KillDone]:
         """Have a process die at a point; if none gets there, kill any at once."""
         victim, name = self._doom(point, stack)
-        if victim is not None and self._dies(victim, _POINT_S):
+        if victim is not None and self._dies_at(point, name, victim, _POINT_S):
             return self._count(point.kind, name, str(point), victim)
-        if victim is not None:
-            self._spare(point, name)
-            if self._dies(victim, _LATE_S):
-                return self._count(point.kind, name, str(point), victim)
         self.result.missed[str(point)] += 1
         return self._kill_any("at random")
 
@@ -214,10 +205,7 @@ class Runner:
         struck = self._kill_any("at random")
         if victim is None or not struck:
             return struck
-        if self._dies(victim, _POINT_S / 2):
-            return struck + self._count(point.kind, name, str(point), victim)
-        self._spare(point, name)
-        if self._dies(victim, _LATE_S):
+        if self._dies_at(point, name, victim, _POINT_S / 2):
             return struck + self._count(point.kind, name, str(point), victim)
         self.result.missed[str(point)] += 1
         return struck
@@ -237,8 +225,12 @@ class Runner:
         )
         return (victim if told["pid"] == victim.pid else None), name
 
-    def _spare(self, point: Point, name: str) -> None:
+    def _dies_at(self, point: Point, name: str, victim: Victim, timeout_s: float) -> bool:
+        """Say whether a doomed process gets to its point in time; spare it otherwise."""
+        if self._dies(victim, timeout_s):
+            return True
         self._running.ask("doom", kind=point.kind, name=name, sends=False, message=NOWHERE)
+        return self._dies(victim, _LATE_S)
 
     def _dies(self, victim: Victim, timeout_s: float) -> bool:
         until = time.monotonic() + timeout_s
@@ -346,20 +338,20 @@ class Runner:
         moment = self._dice.moment(twice=left > 1)
         killed_at = []
         if moment == "at start":
-            killed_at += self._kill_driver_now("at random")
+            killed_at.append(self._kill_driver_now("at random"))
         self._await_moment(moment)
-        killed_at += self._kill_driver_now(moment)
+        killed_at.append(self._kill_driver_now(moment))
         story = self._await_start()
         running_at = story.times("run running")[0]
         self.result.driver_recoveries_s += [running_at - moment for moment in killed_at]
 
-    def _kill_driver_now(self, moment: Moment) -> list[float]:
+    def _kill_driver_now(self, moment: Moment) -> float:
         now = time.time()
         self._bury()
         self.result.driver_kills += 1
         self.result.by_point[f"driver {moment}"] += 1
         self._relaunch()
-        return [now]
+        return now
 
     def _await_moment(self, moment: Moment) -> None:
         if moment == "during a recovery":

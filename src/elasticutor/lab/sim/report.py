@@ -157,20 +157,10 @@ def recoveries(
 
     Steady is the median of the two seconds before a shuffle, and of all shuffles the highest: after
     one that was never recovered from, what comes before the next is not steady. It is no more than
-    what can last. It is normal again at the first moment from which on the mean of two seconds is
-    95 % of that: a saturated cluster's throughput varies by a tenth from bin to bin, and often the
-    dip comes later than the shuffle. A shuffle that costs nothing is recovered from at once.
-
-    Args:
-        shuffles: When they were.
-        moments: What throughput was, from before the first of them.
-        most: The throughput that can last. Queues that fill up may take more for a while.
-
-    Example:
-        >>> levels = [100] * 20 + [99, 60, 50, 60, 97, 96, 99] + [100] * 33
-        >>> moments = [Bin((i + 1) / 10, n, 1.0, 1.0, 1, 0) for i, n in enumerate(levels)]
-        >>> [round(seconds, 1) for seconds in recoveries([2.0], moments)]
-        [0.2]
+    what can last: queues that fill up may take more for a while. It is normal again at the first
+    moment from which on the mean of two seconds is 95 % of that: a saturated cluster's throughput
+    varies by a tenth from bin to bin, and often the dip comes later than the shuffle. A shuffle
+    that costs nothing is recovered from at once.
     """
     end = moments[-1].time_s if moments else 0.0
     past = [at for at in shuffles if at < end]
