@@ -17,7 +17,7 @@ from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import ShardId
 from elasticutor.core.protocol.task import Task
 from elasticutor.core.protocol.task_inbox import TaskInbox, Work
-from elasticutor.lab.check.mutants.mutant import Mutant, Mutants, Right
+from elasticutor.lab.check.mutants.mutant import Mutant, Mutants
 from elasticutor.state.cache import StateCache
 
 INTERRUPTING = Mutants()
@@ -26,44 +26,42 @@ ENDING = Mutants()
 """The end of an epoch, beside the next one's tuples."""
 
 
-@INTERRUPTING.plant(Receiver, "take_back")
+@INTERRUPTING.around(Receiver, "take_back")
 def _returned_tuples_doubled(
-    right: Right, self: Receiver, shard: ShardId, parts: Iterable[Part]
+    right: Any, self: Receiver, shard: ShardId, parts: Iterable[Part]
 ) -> None:
     right(self, shard, [twice for part in parts for twice in (part, part)])
 
 
-@INTERRUPTING.plant(Receiver, "take_back")
-def _returned_tuples_lost(
-    right: Right, self: Receiver, shard: ShardId, parts: Iterable[Part]
-) -> None:
+@INTERRUPTING.instead_of(Receiver, "take_back")
+def _returned_tuples_lost(self: Receiver, shard: ShardId, parts: Iterable[Part]) -> None:
     for _ in parts:
         pass
 
 
-@INTERRUPTING.plant(Receiver, "take_back")
+@INTERRUPTING.around(Receiver, "take_back")
 def _returned_tuples_behind_held_ones(
-    right: Right, self: Receiver, shard: ShardId, parts: Iterable[Part]
+    right: Any, self: Receiver, shard: ShardId, parts: Iterable[Part]
 ) -> None:
     waiting = self._held.pop(shard, [])
     right(self, shard, parts)
     self._held.setdefault(shard, [])[:0] = waiting
 
 
-@INTERRUPTING.plant(Work, "leave_out")
-def _returned_tuples_processed_too(right: Right, self: Work, shard: ShardId) -> int:
+@INTERRUPTING.instead_of(Work, "leave_out")
+def _returned_tuples_processed_too(self: Work, shard: ShardId) -> int:
     return int((self.shards[self.left] == shard).sum())
 
 
-@INTERRUPTING.plant(TaskView, "answered")
-def _partial_result_counted_twice(right: Right, self: TaskView, rows: int, useful_s: float) -> Any:
+@INTERRUPTING.around(TaskView, "answered")
+def _partial_result_counted_twice(right: Any, self: TaskView, rows: int, useful_s: float) -> Any:
     flight = self.flights[0]
     return right(self, rows, useful_s) if rows == flight.rows else divided(flight.parts, rows)[0]
 
 
-@INTERRUPTING.plant(Task, "answer_labels")
+@INTERRUPTING.instead_of(Task, "answer_labels")
 def _processed_tuples_returned_too(
-    right: Right, self: Task, inbox: TaskInbox, work: Work | None, report: Callable[[], None]
+    self: Task, inbox: TaskInbox, work: Work | None, report: Callable[[], None]
 ) -> Iterator[ev.LabelReached]:
     """Nothing is reported before the label's answer, so all of the shard seems to be left."""
     while (label := inbox.next_label()) is not None:
@@ -74,8 +72,8 @@ def _processed_tuples_returned_too(
         yield self.label(label, count)
 
 
-@INTERRUPTING.plant(StateCache, "write_ahead")
-def _changes_while_writing_lost(right: Right, self: StateCache, shard: ShardId) -> Any:
+@INTERRUPTING.around(StateCache, "write_ahead")
+def _changes_while_writing_lost(right: Any, self: StateCache, shard: ShardId) -> Any:
     written = right(self, shard)
     self._dirty[shard].clear()
     return written
@@ -112,19 +110,19 @@ def _state_written_too_late() -> Iterator[None]:
 INTERRUPTING.append(Mutant("state written too late", _state_written_too_late))
 
 
-ENDING.omit(StateCache, "_preserve", "change of the next epoch leaks into the last")
+ENDING.omission_of(StateCache, "_preserve", "change of the next epoch leaks into the last")
 
 
-@ENDING.plant(StateCache, "_write_apart")
-def _replaced_state_leaks_into_the_last_epoch(right: Right, self: StateCache, *what: Any) -> Any:
+@ENDING.around(StateCache, "_write_apart")
+def _replaced_state_leaks_into_the_last_epoch(right: Any, self: StateCache, *what: Any) -> Any:
     for shard, states in self._apart.items():
         states.update({key: self._values[shard].get(key, was) for key, was in states.items()})
     return right(self, *what)
 
 
-@ENDING.plant(StateCache, "_flush_apart")
+@ENDING.around(StateCache, "_flush_apart")
 def _label_leaves_the_last_epoch_behind(
-    right: Right, self: StateCache, shard: ShardId | None = None
+    right: Any, self: StateCache, shard: ShardId | None = None
 ) -> Any:
     if shard is None:
         return right(self)
@@ -132,23 +130,21 @@ def _label_leaves_the_last_epoch_behind(
     return 0
 
 
-@ENDING.plant(StateCache, "_write_apart")
-def _last_epoch_written_with_the_next(right: Right, self: StateCache, *what: Any) -> Any:
+@ENDING.around(StateCache, "_write_apart")
+def _last_epoch_written_with_the_next(right: Any, self: StateCache, *what: Any) -> Any:
     self._apart_of = self._current
     return right(self, *what)
 
 
-@ENDING.plant(Emitter, "add")
+@ENDING.around(Emitter, "add")
 def _outputs_overtake_the_marker(
-    right: Right, self: Emitter, output: Any, *, ahead: bool = False
+    right: Any, self: Emitter, output: Any, *, ahead: bool = False
 ) -> None:
     right(self, output)
 
 
-@ENDING.plant(EpochEnd, "flushed")
-def _persisted_before_all_is_written(
-    right: Right, self: EpochEnd, event: ev.TaskFlushed, now: float
-) -> bool:
+@ENDING.instead_of(EpochEnd, "flushed")
+def _persisted_before_all_is_written(self: EpochEnd, event: ev.TaskFlushed, now: float) -> bool:
     at = self._epochs
     if event.epoch == at.ending and at.persisting is None and not at.unsealed:
         self._persist(now)

@@ -20,7 +20,7 @@ from elasticutor.core.protocol.coordinator import Coordinator, ParticipantPrepar
 from elasticutor.core.protocol.ids import Attempt, Epoch, Peer, ShardId
 from elasticutor.core.protocol.keeper import Errand, Keeper, SendSlice
 from elasticutor.core.protocol.task import Task
-from elasticutor.lab.check.mutants.mutant import Mutants, Right
+from elasticutor.lab.check.mutants.mutant import Mutants
 from elasticutor.state.cache import _ABSENT, StateCache
 from elasticutor.state.levels import Levels, Record
 
@@ -29,55 +29,49 @@ ESSENTIAL = Mutants()
 FURTHER = Mutants()
 
 
-@ESSENTIAL.plant(Reassigner, "_label")
-def _label_skipped(right: Right, self: Reassigner, move: Move, now: float) -> None:
+@ESSENTIAL.instead_of(Reassigner, "_label")
+def _label_skipped(self: Reassigner, move: Move, now: float) -> None:
     move.phase = MovePhase.DRAINING
     self._receiver.hold([move.shard])
     self.drained(move, now)
 
 
-@ESSENTIAL.plant(Reassigner, "_label")
-def _hold_forgotten(right: Right, self: Reassigner, move: Move, now: float) -> None:
+@ESSENTIAL.around(Reassigner, "_label")
+def _hold_forgotten(right: Any, self: Reassigner, move: Move, now: float) -> None:
     right(self, move, now)
     self._unheld.pop()
 
 
-@ESSENTIAL.plant(Task, "label")
-def _flush_forgotten(
-    right: Right, self: Task, label: do.SendLabel, returned: int = 0
-) -> ev.LabelReached:
+@ESSENTIAL.instead_of(Task, "label")
+def _flush_forgotten(self: Task, label: do.SendLabel, returned: int = 0) -> ev.LabelReached:
     self.cache.forget_shard(label.shard)
     return ev.LabelReached(self.id, label.move, 0, returned)
 
 
-@ESSENTIAL.plant(Reassigner, "_label")
-def _routing_updated_too_early(right: Right, self: Reassigner, move: Move, now: float) -> None:
+@ESSENTIAL.around(Reassigner, "_label")
+def _routing_updated_too_early(right: Any, self: Reassigner, move: Move, now: float) -> None:
     right(self, move, now)
     self.hold_labelled()
     self._hand_to(move)
 
 
-@ESSENTIAL.plant(Receiver, "release")
-def _order_swapped(right: Right, self: Receiver, shard: ShardId, slot: int) -> None:
+@ESSENTIAL.instead_of(Receiver, "release")
+def _order_swapped(self: Receiver, shard: ShardId, slot: int) -> None:
     self._slot_of[shard] = slot
     self._queues[slot].extendleft(self._held.pop(shard, ()))
 
 
-@ESSENTIAL.plant(keeper._HANDLERS, do.PersistIncrement)
-def _prepared_state_folded_too_early(
-    right: Right, self: Keeper, order: do.PersistIncrement
-) -> Iterator[Errand]:
+@ESSENTIAL.around(keeper._HANDLERS, do.PersistIncrement)
+def _prepared_state_folded_too_early(right: Any, self: Keeper, order: do.PersistIncrement) -> Any:
     yield from right(self, order)
     self.store.commit(order.epoch)
 
 
-ESSENTIAL.omit(Epochs, "require_attempt", "stale attempt accepted")
+ESSENTIAL.omission_of(Epochs, "require_attempt", "stale attempt accepted")
 
 
-@ESSENTIAL.plant(StateCache, "get")
-def _in_place_change_lost(
-    right: Right, self: StateCache, shard: ShardId, key: Any, default: Any = None
-) -> Any:
+@ESSENTIAL.instead_of(StateCache, "get")
+def _in_place_change_lost(self: StateCache, shard: ShardId, key: Any, default: Any = None) -> Any:
     value = self._look_up(shard, key)
     if value is _ABSENT:
         self._values[shard][key] = value = default
@@ -85,15 +79,13 @@ def _in_place_change_lost(
     return value
 
 
-@FURTHER.plant(keeper._HANDLERS, do.SendRest)
-def _nothing_sent_after_the_copy(
-    right: Right, self: Keeper, order: do.SendRest
-) -> Iterator[Errand]:
+@FURTHER.instead_of(keeper._HANDLERS, do.SendRest)
+def _nothing_sent_after_the_copy(self: Keeper, order: do.SendRest) -> Iterator[Errand]:
     yield SendSlice(order.destination, order.move, order.shard, (), last=True, rest=True)
 
 
-@FURTHER.plant(Receiver, "arrive_singly")
-def _single_tuples_pass_held_ones(right: Right, self: Receiver, *arrived: Any) -> None:
+@FURTHER.around(Receiver, "arrive_singly")
+def _single_tuples_pass_held_ones(right: Any, self: Receiver, *arrived: Any) -> None:
     waiting = {shard: len(parts) for shard, parts in self._held.items()}
     right(self, *arrived)
     for shard, parts in self._held.items():
@@ -101,94 +93,92 @@ def _single_tuples_pass_held_ones(right: Right, self: Receiver, *arrived: Any) -
         parts[:] = [*parts[before:], *parts[:before]]
 
 
-@FURTHER.plant(Receiver, "arrive_singly")
-def _single_tuples_join_the_open_epoch(right: Right, self: Receiver, *arrived: Any) -> None:
+@FURTHER.around(Receiver, "arrive_singly")
+def _single_tuples_join_the_open_epoch(right: Any, self: Receiver, *arrived: Any) -> None:
     ahead, self._ahead = self._ahead, {}
     right(self, *arrived)
     self._ahead = ahead
 
 
-@FURTHER.plant(Levels, "changed_records")
-def _deletion_forgotten(right: Right, self: Levels, shard: ShardId) -> Iterator[Record]:
+@FURTHER.around(Levels, "changed_records")
+def _deletion_forgotten(right: Any, self: Levels, shard: ShardId) -> Iterator[Record]:
     return (record for record in right(self, shard) if record.value is not None)
 
 
-@FURTHER.plant(Levels, "_fold")
-def _commit_not_noted_during_a_copy(right: Right, self: Levels, level: Epoch) -> None:
+@FURTHER.around(Levels, "_fold")
+def _commit_not_noted_during_a_copy(right: Any, self: Levels, level: Epoch) -> None:
     with patch.object(Levels, "_note_changes", lambda *changes: None):
         right(self, level)
 
 
-@FURTHER.plant(Task, "reset")
-def _caches_survive_an_abort(right: Right, self: Task, order: do.ResetTask) -> ev.TaskReset:
+@FURTHER.instead_of(Task, "reset")
+def _caches_survive_an_abort(self: Task, order: do.ResetTask) -> ev.TaskReset:
     self.cache.attempt = order.attempt
     return ev.TaskReset(self.id, order.attempt)
 
 
-@FURTHER.plant(Rollback, "proceed")
-def _stores_do_not_wait_for_tasks(right: Right, self: Rollback, homes: Any) -> Any:
+@FURTHER.around(Rollback, "proceed")
+def _stores_do_not_wait_for_tasks(right: Any, self: Rollback, homes: Any) -> Any:
     self.resetting = set()
     return right(self, homes)
 
 
-FURTHER.omit(Receiver, "wait_ahead", "next epoch not kept apart")
+FURTHER.omission_of(Receiver, "wait_ahead", "next epoch not kept apart")
 
 
-@FURTHER.plant(Emitter, "end_epoch")
+@FURTHER.instead_of(Emitter, "end_epoch")
 def _marker_overtakes_outputs(
-    right: Right, self: Emitter, epoch: Epoch, destinations: Iterable[Peer] | None = None
+    self: Emitter, epoch: Epoch, destinations: Iterable[Peer] | None = None
 ) -> None:
     for destination in self._outlets if destinations is None else destinations:
         self._outlets[destination].waiting.appendleft(epoch)
 
 
-@FURTHER.plant(coordinator._HANDLERS, ParticipantPrepared)
-def _committed_with_one_missing(right: Right, self: Coordinator, event: ParticipantPrepared) -> Any:
+@FURTHER.around(coordinator._HANDLERS, ParticipantPrepared)
+def _committed_with_one_missing(right: Any, self: Coordinator, event: ParticipantPrepared) -> Any:
     for who in self._executors[1:]:
         self._prepared.setdefault(who, None)
     return [] if event.who in self._executors[1:] else right(self, event)
 
 
-@FURTHER.plant(InputCredits, "finish")
+@FURTHER.instead_of(InputCredits, "finish")
 def _credit_never_ends(
-    right: Right, self: InputCredits, upstream: Peer, size: int, attempt: Attempt, limit: int
+    self: InputCredits, upstream: Peer, size: int, attempt: Attempt, limit: int
 ) -> Any:
     self._intakes[upstream].finished += size
     self._intakes[upstream].granted += 10 * limit
     return do.GrantCredit(upstream, attempt, self._intakes[upstream].granted)
 
 
-@FURTHER.plant(Levels, "write")
+@FURTHER.instead_of(Levels, "write")
 def _store_takes_stale_writes(
-    right: Right, self: Levels, attempt: Attempt, epoch: Epoch, shard: ShardId, items: Any
+    self: Levels, attempt: Attempt, epoch: Epoch, shard: ShardId, items: Any
 ) -> None:
     self._put(epoch, shard, items)
     self._note_changes(shard, items)
 
 
-@FURTHER.plant(Levels, "roll_back")
-def _watch_survives_an_abort(right: Right, self: Levels, *what: Any) -> None:
+@FURTHER.around(Levels, "roll_back")
+def _watch_survives_an_abort(right: Any, self: Levels, *what: Any) -> None:
     with patch.object(Levels, "unwatch", lambda *shard: None):
         right(self, *what)
 
 
-FURTHER.omit(EpochEnd, "commit_stores", "stores never hear of commits")
+FURTHER.omission_of(EpochEnd, "commit_stores", "stores never hear of commits")
 
 
-@FURTHER.plant(Reassigner, "cancel")
-def _labels_wait_for_ever_after_an_abort(right: Right, self: Reassigner) -> None:
+@FURTHER.instead_of(Reassigner, "cancel")
+def _labels_wait_for_ever_after_an_abort(self: Reassigner) -> None:
     waits = self.labels_wait
     self.moves.clear()
     self.labels_wait = waits
 
 
-@FURTHER.plant(StateCache, "_encoded")
-def _deleted_state_comes_back(
-    right: Right, self: StateCache, keys: Any, values: Any
-) -> Iterator[tuple[bytes, Any]]:
+@FURTHER.around(StateCache, "_encoded")
+def _deleted_state_comes_back(right: Any, self: StateCache, keys: Any, values: Any) -> Any:
     return ((key, value) for key, value in right(self, keys, values) if value is not None)
 
 
-@FURTHER.plant(keeper._HANDLERS, do.DropShard)
-def _old_copy_not_dropped(right: Right, self: Keeper, order: do.DropShard) -> Iterator[Errand]:
+@FURTHER.instead_of(keeper._HANDLERS, do.DropShard)
+def _old_copy_not_dropped(self: Keeper, order: do.DropShard) -> Iterator[Errand]:
     yield ev.ShardDropped(self.node, order.shard)

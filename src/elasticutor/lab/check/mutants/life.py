@@ -14,77 +14,77 @@ from elasticutor.core.run.participants import Participants
 from elasticutor.core.run.recovery import Recovery
 from elasticutor.core.run.restart_policy import RestartPolicy
 from elasticutor.core.run.timeouts import Timeouts
-from elasticutor.lab.check.mutants.mutant import Mutants, Right
+from elasticutor.lab.check.mutants.mutant import Mutants
 
 LIFE = Mutants()
 
 
-@LIFE.plant(Recovery, "_start")
-def _successor_started_twice(right: Right, self: Recovery, who: Peer) -> None:
+@LIFE.around(Recovery, "_start")
+def _successor_started_twice(right: Any, self: Recovery, who: Peer) -> None:
     right(self, who)
     if self._participants.is_executor(who) and who not in self._homeless:
         self._participants.start_main(who)
 
 
-@LIFE.plant(Participants, "complete")
-def _attempt_begun_with_one_missing(right: Any, self: Participants) -> bool:
+@LIFE.instead_of(Participants, "complete")
+def _attempt_begun_with_one_missing(self: Participants) -> bool:
     return len(self.up) >= len(self.everybody) - 1
 
 
-@LIFE.plant(Participants, "registered")
+@LIFE.around(Participants, "registered")
 def _late_answer_of_an_earlier_life_taken(
-    right: Right, self: Participants, who: Peer, life: int, address: Any
+    right: Any, self: Participants, who: Peer, life: int, address: Any
 ) -> Any:
     return right(self, who, self.lives[who], address)
 
 
-@LIFE.plant(lifecycle._HANDLERS, ev.ProcessLost)
+@LIFE.around(lifecycle._HANDLERS, ev.ProcessLost)
 def _late_loss_of_an_earlier_life_taken(
-    right: Right, self: RunLifecycle, event: ev.ProcessLost
+    right: Any, self: RunLifecycle, event: ev.ProcessLost
 ) -> None:
     life = self.participants.lives[event.who]
     right(self, ev.ProcessLost(event.who, life, event.task, event.reason))
 
 
-@LIFE.plant(Draining, "rest")
+@LIFE.around(Draining, "rest")
 def _drain_forgets_a_participant(
-    right: Right, self: Draining, whom: Iterable[Peer], now: float
+    right: Any, self: Draining, whom: Iterable[Peer], now: float
 ) -> None:
     right(self, tuple(whom)[:-1], now)
 
 
-@LIFE.plant(Draining, "rested")
-def _drained_when_the_first_rests(right: Right, self: Draining, who: Peer) -> bool:
+@LIFE.instead_of(Draining, "rested")
+def _drained_when_the_first_rests(self: Draining, who: Peer) -> bool:
     return who in self._restless
 
 
-@LIFE.plant(RestartPolicy, "failed")
-def _restart_counted_twice(right: Right, self: RestartPolicy, kind: str) -> Any:
+@LIFE.around(RestartPolicy, "failed")
+def _restart_counted_twice(right: Any, self: RestartPolicy, kind: str) -> Any:
     right(self, kind)
     return right(self, kind)
 
 
-@LIFE.plant(Recovery, "failed")
-def _what_follows_from_a_loss_counted(right: Right, self: Recovery, *what: Any) -> None:
+@LIFE.around(Recovery, "failed")
+def _what_follows_from_a_loss_counted(right: Any, self: Recovery, *what: Any) -> None:
     self._counted = Attempt(-1)
     right(self, *what)
 
 
-@LIFE.plant(lifecycle._HANDLERS, ev.ProcessLost)
-def _lost_sink_not_noticed(right: Right, self: RunLifecycle, event: ev.ProcessLost) -> None:
+@LIFE.around(lifecycle._HANDLERS, ev.ProcessLost)
+def _lost_sink_not_noticed(right: Any, self: RunLifecycle, event: ev.ProcessLost) -> None:
     if event.who not in self.participants.sinks:
         right(self, event)
 
 
-LIFE.omit(Recovery, "committed", "commit is no progress")
+LIFE.omission_of(Recovery, "committed", "commit is no progress")
 
 
-@LIFE.plant(Draining, "begin_again")
-def _exhaustion_of_an_earlier_attempt_counts(right: Right, self: Draining) -> None:
+@LIFE.instead_of(Draining, "begin_again")
+def _exhaustion_of_an_earlier_attempt_counts(self: Draining) -> None:
     self._restless.clear()
 
 
-LIFE.omit(Participants, "introduce", "successor not introduced")
+LIFE.omission_of(Participants, "introduce", "successor not introduced")
 
 
-LIFE.omit(Timeouts, "look", "silence endures")
+LIFE.omission_of(Timeouts, "look", "silence endures")

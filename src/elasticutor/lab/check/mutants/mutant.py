@@ -16,8 +16,7 @@ from elasticutor.lab.check.runner import run_seeds
 SEEDS = Path(__file__).with_name("seeds.json")
 """By mutant the first seed that finds it; `scripts/store_seeds.py` searches and writes them."""
 
-Right = Callable[..., Any]
-"""What a bug takes the place of."""
+Wrong = Callable[..., Any]
 
 
 @cache
@@ -52,34 +51,38 @@ class Mutant:
 
 
 class Mutants(list[Mutant]):
-    """Bugs of one kind."""
+    """Bugs of one kind, in the place of methods, properties, or handlers in a table of them.
 
-    def omit(self, owner: type, method: str, name: str) -> None:
-        """Add a bug of this name: the method does nothing."""
-        self.append(Mutant(name, lambda: patch.object(owner, method, lambda *what: None)))
+    `around` and `instead_of` decorate the bug; its name is that of the function, with spaces.
+    """
 
-    def plant(self, owner: Any, name: Any) -> Callable[[Right], Right]:
-        """Add what is decorated: it is called with the right method first, and then as that is.
-
-        The bug has the name of the function, with spaces.
-
-        Args:
-            owner: A class, or a table of handlers.
-            name: Of the method or property; or the handler's key.
-        """
+    def around(self, owner: Any, name: Any) -> Callable[[Wrong], Wrong]:
+        """Add a bug that is called with what it takes the place of, and then as that is."""
         right = owner[name] if isinstance(owner, dict) else owner.__dict__[name]
 
-        def add(wrong: Right) -> Right:
-            def instead(*args: Any, **named: Any) -> Any:
-                return wrong(right, *args, **named)
-
-            def injected() -> AbstractContextManager[Any]:
-                if isinstance(owner, dict):
-                    return patch.dict(owner, {name: instead})
-                new = property(instead) if isinstance(right, property) else instead
-                return patch.object(owner, name, new)
-
-            self.append(Mutant(wrong.__name__.replace("_", " ").strip(), injected))
+        def add(wrong: Wrong) -> Wrong:
+            self._add(owner, name, wrong, lambda *args, **named: wrong(right, *args, **named))
             return wrong
 
         return add
+
+    def instead_of(self, owner: Any, name: Any) -> Callable[[Wrong], Wrong]:
+        """Add a bug that does something of its own."""
+
+        def add(wrong: Wrong) -> Wrong:
+            self._add(owner, name, wrong, wrong)
+            return wrong
+
+        return add
+
+    def omission_of(self, owner: type, name: str, bug: str) -> None:
+        """Add a bug of this name: the method does nothing."""
+        self.append(Mutant(bug, lambda: patch.object(owner, name, lambda *args: None)))
+
+    def _add(self, owner: Any, name: Any, wrong: Wrong, new: Any) -> None:
+        bug = wrong.__name__.replace("_", " ").strip()
+        if isinstance(owner, dict):
+            self.append(Mutant(bug, lambda: patch.dict(owner, {name: new})))
+        else:
+            new = property(new) if isinstance(owner.__dict__[name], property) else new
+            self.append(Mutant(bug, lambda: patch.object(owner, name, new)))
