@@ -132,13 +132,13 @@ def test_surges_that_cannot_be_are_refused(text: str) -> None:
         Surge.parse(text)
 
 
-@pytest.mark.parametrize("paradigm", PARADIGMS)
 def test_the_default_is_the_papers_cluster() -> None:
     elastic, rc = Experiment(), Experiment(paradigm="rc")
     assert (round(elastic.ideal), elastic.executor_count, elastic.shard_count) == (256_000, 32, 256)
     assert (rc.executor_count, rc.shard_count) == (256, 32 * 256)
 
 
+@pytest.mark.parametrize("paradigm", PARADIGMS)
 def test_credits_bound_what_is_inside_in_time(paradigm: Any) -> None:
     experiment = Experiment(paradigm=paradigm)
     config = experiment.config
