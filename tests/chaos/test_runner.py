@@ -98,7 +98,7 @@ def test_killed_again_and_again_a_run_counts_every_tuple_once_and_leaves_nothing
     assert result.rows > 0
     assert result.moves > 0
     assert result.core_changes > 0
-    assert sum(result.by_kind.values()) == result.kills
+    assert sum(result.kills_by_kind.values()) == result.kills
     assert seen == sorted(seen)
     assert folders() == before
 

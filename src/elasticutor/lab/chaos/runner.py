@@ -168,7 +168,7 @@ class Runner:
         with ExitStack() as stack:
             if blow.point is None:
                 struck += self._kill_any("at random")
-            elif blow.point.part == "recovery":
+            elif blow.point.recovering:
                 struck += self._kill_on_the_way_back(blow.point, stack)
             else:
                 struck += self._kill_at(blow.point, stack)
@@ -196,7 +196,7 @@ class Runner:
         victim, name = self._doom(point, stack)
         if victim is not None and self._dies_at(point, name, victim, _POINT_S):
             return self._count(point.kind, name, str(point), victim)
-        self.result.missed[str(point)] += 1
+        self.result.missed_points[str(point)] += 1
         return self._kill_any("at random")
 
     def _kill_on_the_way_back(self, point: Point, stack: ExitStack) -> list[KillDone]:
@@ -207,7 +207,7 @@ class Runner:
             return struck
         if self._dies_at(point, name, victim, _POINT_S / 2):
             return struck + self._count(point.kind, name, str(point), victim)
-        self.result.missed[str(point)] += 1
+        self.result.missed_points[str(point)] += 1
         return struck
 
     def _doom(self, point: Point, stack: ExitStack) -> tuple[Victim | None, str]:
@@ -227,18 +227,10 @@ class Runner:
 
     def _dies_at(self, point: Point, name: str, victim: Victim, timeout_s: float) -> bool:
         """Say whether a doomed process gets to its point in time; spare it otherwise."""
-        if self._dies(victim, timeout_s):
+        if self._until(victim.dead, timeout_s):
             return True
         self._running.ask("doom", kind=point.kind, name=name, sends=False, message=NOWHERE)
-        return self._dies(victim, _LATE_S)
-
-    def _dies(self, victim: Victim, timeout_s: float) -> bool:
-        until = time.monotonic() + timeout_s
-        while time.monotonic() < until:
-            if victim.dead(_GLANCE_S):
-                return True
-            self._running.look()
-        return False
+        return self._until(victim.dead, _LATE_S)
 
     def _count(
         self, kind: Kind, name: str, when: str, victim: Victim, kill: bool = False
@@ -249,8 +241,8 @@ class Runner:
         if kill:
             victim.kill()
         self.result.kills += 1
-        self.result.by_kind[kind] += 1
-        self.result.by_point[when] += 1
+        self.result.kills_by_kind[kind] += 1
+        self.result.kills_by_point[when] += 1
         return [KillDone(now, kind, name, when)]
 
     def _there(self) -> dict[Kind, dict[str, int]]:
@@ -267,21 +259,24 @@ class Runner:
         assert self._child is not None  # from the start to the end
         return self._child
 
-    def _pause(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left_s := until - time.monotonic()) > 0:
+    def _until(
+        self, condition: Callable[[], bool], timeout_s: float, glance_s: float = _GLANCE_S
+    ) -> bool:
+        """Look what happens until the condition holds; says whether it did in time."""
+        until = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > until:
+                return False
             self._running.look()
-            time.sleep(min(left_s, _GLANCE_S))
+            time.sleep(glance_s)
+        return True
+
+    def _pause(self, seconds: float) -> None:
+        self._until(lambda: False, seconds)
 
     def _await(self, condition: Callable[[], bool], what: str) -> None:
-        until = time.monotonic() + self._setting.timeout_s
-        while True:
-            self._running.look()
-            if condition():
-                return
-            if time.monotonic() > until:
-                raise DriverFailedError(f"{what}: not within {self._setting.timeout_s:g} s")
-            time.sleep(_GLANCE_S)
+        if not self._until(condition, self._setting.timeout_s):
+            raise DriverFailedError(f"{what}: not within {self._setting.timeout_s:g} s")
 
     def _settle(self, struck: list[KillDone]) -> None:
         """Wait until tuples flow again and epochs are committed, and take note how long it took."""
@@ -301,7 +296,7 @@ class Runner:
             seconds = max(back) - kill.time
             if seconds > max(result.recoveries_s, default=0.0):
                 lost = [event["reason"] for event in story.events("lost", kill.time)]
-                result.slowest = f"{_and(struck)}: " + " | ".join(lost)
+                result.slowest_recovery = f"{_and(struck)}: " + " | ".join(lost)
             result.recoveries_s.append(seconds)
 
     # Drivers
@@ -349,7 +344,7 @@ class Runner:
         now = time.time()
         self._bury()
         self.result.driver_kills += 1
-        self.result.by_point[f"driver {moment}"] += 1
+        self.result.kills_by_point[f"driver {moment}"] += 1
         self._relaunch()
         return now
 
@@ -358,10 +353,8 @@ class Runner:
             self._kill_any("at random")
         elif moment not in ("at random", "at start"):
             counts = self._running.story.counts
-            before, until = counts[moment], time.monotonic() + _EVENT_S
-            while counts[moment] == before and time.monotonic() < until:
-                self._running.look()
-                time.sleep(_GLANCE_S / 5)
+            before = counts[moment]
+            self._until(lambda: counts[moment] != before, _EVENT_S, _GLANCE_S / 5)
         self._pause(self._dice.pause_s(moment))
 
     def _relaunch(self) -> None:
