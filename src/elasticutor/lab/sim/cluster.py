@@ -284,11 +284,6 @@ class SimulatedCluster:
         """CPU time that messages have cost, of all processes, after the warm-up."""
         return self._path_s() - self._path_before_s
 
-    @property
-    def measured_s(self) -> float:
-        """Simulated seconds after the warm-up."""
-        return len(self.recorder.measured) * BIN_S
-
 
 def _work(experiment: Experiment, rng: np.random.Generator) -> Callable[[int], float]:
     """Returns a function: how long this number of tuples takes."""

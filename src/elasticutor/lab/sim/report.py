@@ -87,26 +87,23 @@ class Report:
 
 
 _RENAMED = {"cpu_beyond_ms": "cpu_beyond_ms_per_tuple"}
-_DIGITS = {
-    "ratio": 4,
-    "bound_ratio": 4,
-    "cpu_beyond_ms": 4,
-    "wall_s_per_simulated_s": 4,
-    "recoveries_s": None,
-}
+_FOUR_DIGITS = ("ratio", "bound_ratio", "cpu_beyond_ms", "wall_s_per_simulated_s")
+_DIGITS = {**dict.fromkeys(_FOUR_DIGITS, 4), "recoveries_s": None}
 """3 of all others; None: as they are."""
 
 
 def report(cluster: SimulatedCluster) -> Report:
     """Returns the figures of a run so far; after its end, of all of it."""
     experiment, recorder = cluster.experiment, cluster.recorder
-    seconds = cluster.measured_s
+    seconds = len(recorder.measured) * BIN_S
     moved = recorder.measured_moves
     far = [one for one in moved if one.remote]
-    recoveries = _recoveries(cluster)
+    bound = 1.0 / experiment.cost_s / float(cluster.space.weights[0])
+    shuffles = [at - experiment.warmup_s for at in cluster.shuffles]
+    recovered = recoveries(shuffles, recorder.measured, min(experiment.ideal, bound))
     blocked = sum(upstream.blocked_s for upstream in cluster.upstreams)
     simulated = max(cluster.clock.now, BIN_S)
-    throughput, bound = _per(recorder.done, seconds), _bound(cluster)
+    throughput = _per(recorder.done, seconds)
     return Report(
         paradigm=experiment.paradigm,
         seconds=seconds,
@@ -126,8 +123,8 @@ def report(cluster: SimulatedCluster) -> Report:
         core_moves=recorder.core_moves,
         sync_ms_p50=_median(one.sync_s * 1e3 for one in moved),
         migration_ms_p50=_median(one.migration_s * 1e3 for one in far),
-        recovery_s=_median(math.inf if math.isnan(s) else s for s in recoveries),
-        recoveries_s=tuple(recoveries),
+        recovery_s=_median(math.inf if math.isnan(s) else s for s in recovered),
+        recoveries_s=tuple(recovered),
         state_migrated_mb_s=_per(sum(one.size for one in moved) / _MB, seconds),
         remote_mb_s=_per(recorder.remote_bytes / _MB, seconds),
         surge=cluster.surge.result() if cluster.surge else None,
@@ -137,17 +134,6 @@ def report(cluster: SimulatedCluster) -> Report:
         events=cluster.clock.events,
         seed=experiment.seed,
     )
-
-
-def _recoveries(cluster: SimulatedCluster) -> list[float]:
-    start = cluster.experiment.warmup_s
-    shuffles = [at - start for at in cluster.shuffles]
-    most = min(cluster.experiment.ideal, _bound(cluster))
-    return recoveries(shuffles, cluster.recorder.measured, most)
-
-
-def _bound(cluster: SimulatedCluster) -> float:
-    return 1.0 / cluster.experiment.cost_s / float(cluster.space.weights[0])
 
 
 def recoveries(
@@ -164,15 +150,11 @@ def recoveries(
     """
     end = moments[-1].time_s if moments else 0.0
     past = [at for at in shuffles if at < end]
-    medians = [
-        median(levels)
+    before = [
+        [m.throughput for m in moments if -STEADY_S - _TINY_S < m.time_s - at <= _TINY_S]
         for at in past
-        if (
-            levels := [
-                m.throughput for m in moments if -STEADY_S - _TINY_S < m.time_s - at <= _TINY_S
-            ]
-        )
     ]
+    medians = [median(levels) for levels in before if levels]
     if not medians:
         return []
     enough = RECOVERED * min(max(medians), most)
