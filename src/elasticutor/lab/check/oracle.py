@@ -13,7 +13,7 @@ from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, MoveId, Peer, TaskId
 from elasticutor.errors import LATE, ProtocolError
-from elasticutor.lab.check.pipeline import ChainOperator, Expected, Row
+from elasticutor.lab.check.pipeline import ChainOperator, Expected, Row, by_origin
 from elasticutor.lab.check.world.hosts import ExecutorHost
 
 TO_UPSTREAMS = (do.GrantCredit, do.Emit, do.EmitMarker)
@@ -256,9 +256,7 @@ class Oracle:
             )
 
     def _check_outputs(self, expected: Expected, published: list[Row]) -> None:
-        found: dict[int, list[Row]] = {}
-        for row in published:
-            found.setdefault(row[1], []).append(row)
+        found = by_origin(published)
         for origin in sorted({*found, *expected.outputs}):
             got, wanted = found.get(origin, []), expected.outputs.get(origin, [])
             if got != wanted:

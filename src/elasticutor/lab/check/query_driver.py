@@ -19,7 +19,6 @@ from elasticutor.core.protocol.succession import Succession
 from elasticutor.errors import StaleAttemptError
 from elasticutor.lab.check.invariants import Fences
 from elasticutor.lab.check.pipeline import ChainOperator
-from elasticutor.lab.check.world.durable import QueryCheckpoint
 from elasticutor.lab.check.world.network import Address
 
 if TYPE_CHECKING:
@@ -31,11 +30,9 @@ _GONE_ON = "the run that the stage has begun with is over, and what its other ta
 class CheckedQueryDriver:
     """Receives the tasks that feed one operator."""
 
-    def __init__(
-        self, run: QueryRun, kept: QueryCheckpoint, operator: ChainOperator, *, calm: bool
-    ) -> None:
+    def __init__(self, run: QueryRun, operator: ChainOperator, *, calm: bool) -> None:
         self._run = run
-        self._kept = kept
+        self._kept = run.world.durable
         self._operator = operator
         self._batches: ba.Batches | None = None  # None: no run is there
         self._opened = 0
@@ -178,23 +175,18 @@ class CheckedQueryDriver:
             self._run.world.network.send(self._run.world.driver, address, order)
 
     def _count(self, opened: int, order: ba.CountTasks) -> None:
-        if opened != self._opened:
+        batches = self._batches
+        if opened != self._opened or batches is None:
             return
         found = self._run.count(order.stage)
-        if found is None:
-            self._cannot_count(order)
-        else:
+        if found is not None:
             self.tell(ba.StageCounted(order.execution, order.stage, *found))
-
-    def _cannot_count(self, order: ba.CountTasks) -> None:
-        batches = self._batches
-        if batches is None:
             return
         was_idle, reason = batches.idle, f"the size of stage {order.stage} is not known"
-        orders = batches.cannot_count(order, reason)
+        answers = batches.cannot_count(order, reason)
         if batches.idle and not was_idle:
             self._run.abort(reason)
-        for answer in orders:
+        for answer in answers:
             self._carry_out(answer)
 
     # The checkpoint's writer

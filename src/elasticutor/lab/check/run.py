@@ -34,19 +34,19 @@ _MOST_CORES = 5
 class CheckedRun(ABC):
     """A scenario being run; also the surroundings of its simulated processes."""
 
-    storage: type[Durable] = Durable
-
     def __init__(self, scenario: Scenario, trace: Trace | None = None) -> None:
         self.scenario = scenario
         self.rng = random.Random(scenario.seed + 1_000_003)
         self.clock = Clock()
         network = Network(self.clock, self.rng, self.delay_s)
-        self.world = World(self.clock, network, self.storage(), self)
+        self.world = World(self.clock, network, Durable(), self)
         most = max(len(operator.downstream) for operator in scenario.operators)
         self.oracle = Oracle(self._largest_batch(), destinations=max(1, most))
         self.trace = trace
         self.published: list[Row] = []
         self.done = False
+        self.turn = 0
+        """What was begun in an earlier one is over: its driver is gone, or its batch abandoned."""
         self._nodes = [NodeId(f"n{n}") for n in range(scenario.nodes)]
         self._next_node = scenario.nodes
         self._incarnations = 0
@@ -113,15 +113,18 @@ class CheckedRun(ABC):
         except Exception:  # whatever the core raises unasked is what the checker is for
             self.oracle.violate(f"exception: {traceback.format_exc()}")
 
+    def soon(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
+        """Do something later, unless this turn is over by then."""
+        self.clock.after(delay_s, self._in_turn, self.turn, action, *args)
+
+    def _in_turn(self, turn: int, action: Callable[..., None], *args: Any) -> None:
+        if turn == self.turn:
+            action(*args)
+
     def _check_end(self) -> None:
         committed = {name: self.world.durable.state(name) for name in self.world.executors}
-        self.oracle.check_end(
-            self.hosts_at_end(),
-            self.scenario.operators,
-            self.expected(),
-            committed,
-            self.published,
-        )
+        hosts, operators = self.hosts_at_end(), self.scenario.operators
+        self.oracle.check_end(hosts, operators, self.expected(), committed, self.published)
 
     def hosts_at_end(self) -> list[ExecutorHost]:
         """The main processes to be looked at when all is done."""

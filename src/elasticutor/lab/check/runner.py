@@ -92,13 +92,7 @@ class CheckResult:
 
 
 def run_seed(seed: int, trace: Trace | None = None) -> SeedResult:
-    """Run one seed; the same seed always gives the same run.
-
-    Example:
-        >>> result = run_seed(3)
-        >>> result.violations, result.counts["tuples"] > 500
-        ((), True)
-    """
+    """Run one seed; the same seed always gives the same run."""
     scenario = draw(seed)
     run = (QueryRun if scenario.batches else TopologyRun)(scenario, trace)
     run.execute()

@@ -138,13 +138,11 @@ class ExecutorHost(CoreHost):
         self.world.surroundings.handled(self, event, instructions)
         self.carry_out(instructions)
 
-    def dispatch(self, order: do.Dispatch) -> None:
-        """Send a chunk of tuples to a task."""
-        self.to_task(order)
-
     def to_task(self, order: Any) -> None:
-        """Send anything else to a task, on the same channel."""
+        """Send to a task: chunks and all else on the same channel."""
         self._send(self._address_of(order.task), order)
+
+    dispatch = to_task
 
     def to_store(self, order: Any) -> None:
         """Send to the keeper on a node, or have one there."""

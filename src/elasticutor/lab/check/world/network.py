@@ -53,7 +53,6 @@ class Network:
         self._delay = delay
         self._receivers: dict[Address, Receive] = {}
         self._channels: dict[tuple[Address, Address], Channel] = {}
-        self.sent = 0
 
     def join(self, address: Address, receive: Receive) -> None:
         """Add a process; it can be reached from now on."""
@@ -69,10 +68,6 @@ class Network:
             if address in (source, destination):
                 del self._channels[source, destination]
 
-    def alive(self, address: Address) -> bool:
-        """Whether a process can be reached."""
-        return address in self._receivers
-
     def send(self, source: Address, destination: Address, message: Any) -> None:
         """Send a message, behind all earlier ones between the two."""
         if destination not in self._receivers or source not in self._receivers:
@@ -82,5 +77,4 @@ class Network:
             receive = self._receivers[destination]
             channel = Channel(self._clock, self._delay, lambda m: receive(source, m))
             self._channels[source, destination] = channel
-        self.sent += 1
         channel.send(message)
