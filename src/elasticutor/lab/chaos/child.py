@@ -31,18 +31,7 @@ class DriverFailedError(Exception):
 
 
 class DriverStory:
-    r"""What a run's journal has, read along.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder) / "journal"
-        ...     _ = path.write_text('{"kind": "lost", "time": 3.5}\n{"kind": "reco')
-        ...     story = DriverStory(path)
-        ...     story.read()
-        ...     story.times("lost", since=3.0), story.counts["recovered"]
-        ([3.5], 0)
-    """
+    """What a run's journal has, read along."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -73,6 +62,23 @@ class DriverStory:
     def times(self, kind: str, since: float = 0.0) -> list[float]:
         """When something has happened, from some moment on."""
         return [event["time"] for event in self.events(kind, since)]
+
+    def settled(self, since: float) -> bool:
+        """Whether all is well again after a kill.
+
+        Two epochs that were committed since prove it: the second began after the kill. If a process
+        was lost, then also one that was committed after the recovery. A loss that nothing had to be
+        done about is not recovered from: then several epochs must have been committed after it.
+        """
+        commits = self.times("epoch committed", since)
+        if len(commits) < 2:
+            return False
+        lost, back = self.times("lost", since), self.times("recovered", since)
+        if not lost:
+            return True
+        if back and back[-1] >= lost[-1]:
+            return commits[-1] >= back[-1]
+        return sum(moment > lost[-1] for moment in commits) >= 3
 
     def mishaps(self) -> list[str]:
         """Losses that no kill explains.
@@ -108,11 +114,6 @@ class Child:
                 start_new_session=True,  # Ctrl-C is for the runner
             )
         threading.Thread(target=self._listen, name="driver", daemon=True).start()
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has."""
-        return self._process.poll() is not None
 
     def look(self) -> None:
         """Take in what has happened; raises `DriverFailedError` if the run has failed."""

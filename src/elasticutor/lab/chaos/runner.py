@@ -18,6 +18,7 @@ from elasticutor.lab.chaos.driver import NOWHERE, Orders, save_logs
 from elasticutor.lab.chaos.kill_points import Kind, Point
 from elasticutor.lab.chaos.oracle import judged
 from elasticutor.lab.chaos.processes import (
+    Lives,
     Victim,
     age_s,
     await_gone,
@@ -27,7 +28,6 @@ from elasticutor.lab.chaos.processes import (
 )
 from elasticutor.lab.chaos.result import ChaosResult
 from elasticutor.lab.chaos.setting import ChaosSetting
-from elasticutor.lab.chaos.settling import Lives, settled
 from elasticutor.lab.chaos.topology import ChaosLoad, Shape
 
 _GLANCE_S = 0.005
@@ -285,7 +285,7 @@ class Runner:
         story, result = self._running.story, self.result
         last = max(kill.time for kill in struck)
         try:
-            self._await(lambda: settled(story, last), "recovery")
+            self._await(lambda: story.settled(last), "recovery")
         except DriverFailedError as error:
             raise DriverFailedError(f"after {_and(struck)}: {error}") from error
         for kill in struck:
@@ -393,7 +393,7 @@ class Runner:
     def _fail(self, why: str) -> None:
         """The run has failed or hangs: keep what shows why, and go on with another driver."""
         child = self._running
-        if not child.ended:
+        if child.wait(0.0) is None:
             waits = self._explained(child)
             child.dump()
             save_logs(child.cluster, self._folder)

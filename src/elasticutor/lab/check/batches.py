@@ -53,11 +53,6 @@ class QueryStage:
     output: int = -1
     """The stage that its output is of: its own number, unless it makes lost output again."""
 
-    @property
-    def complete(self) -> bool:
-        """Whether all partitions are done."""
-        return len(self.outputs) == len(self.parts)
-
 
 class QueryRun(CheckedRun):
     """Runs a query: batch after batch, operator after operator."""
@@ -434,7 +429,7 @@ class QueryRun(CheckedRun):
 
     def _go_on(self, stage: QueryStage) -> None:
         self._launch(stage)
-        if stage is self._stage and stage.complete:
+        if stage is self._stage and len(stage.outputs) == len(stage.parts):
             if stage.refusable and stage.tasks < len(stage.parts):
                 self.oracle.violate(f"fence: stage {stage.number} was run in part, to its end")
             self._end_stage(stage)

@@ -163,15 +163,6 @@ class ChainOperator:
         return hash((chain, sequence, payload)), sequence
 
 
-def fold(roots: list[tuple[ChainOperator, list[Row]]]) -> Expected:
-    """Returns what a sequential program makes of the inputs of these operators."""
-    expected = Expected()
-    for operator, rows in roots:
-        for row in rows:
-            expected.take(operator, row)
-    return expected
-
-
 class Expected:
     """The final states and outputs of a sequential run."""
 

@@ -13,6 +13,7 @@ from elasticutor.core.run.participants import Roles
 from elasticutor.core.run.phases import RunPhase, Terms
 
 _GOING = (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.RECOVERING, RunPhase.DRAINING)
+"""When a loss has to be answered with a successor."""
 _TOO_OFTEN = " was lost too often"
 
 
@@ -44,11 +45,6 @@ class RunInvariants:
         self._counted = Attempt(0)
         self._losses: Counter[str] = Counter()
 
-    @property
-    def going(self) -> bool:
-        """Whether a loss has to be answered with a successor."""
-        return self._phase in _GOING
-
     def handled(self, event: ev.RunEvent, instructions: Sequence[do.RunInstruction]) -> None:
         """Look at one event, and at everything that is ordered because of it."""
         self._look_at_event(event, instructions)
@@ -69,10 +65,12 @@ class RunInvariants:
                 self._up[who] = life
             case ev.ParticipantUp(who, life) if instructions:
                 self._violate(f"life: life {life} of {who} is over, and was let in")
-            case ev.ProcessLost(who, life, None) if self.going and self._current(who, life):
-                if not any(
-                    isinstance(order, do.DropLife) and order.who == who for order in instructions
-                ) and not self._gives_up(instructions):
+            case ev.ProcessLost(who, life, None) if self._phase in _GOING and self._current(
+                who, life
+            ):
+                drops = [o.who for o in instructions if isinstance(o, do.DropLife)]
+                phases = [o.phase for o in instructions if isinstance(o, do.EnterPhase)]
+                if who not in drops and RunPhase.ENDING not in phases:
                     self._violate(f"life: the loss of {who} was not noticed")
             case ev.ProcessLost(who, life, task) if not self._current(who, life) and instructions:
                 self._violate(f"life: life {life} of {who} is over, and its loss acted on: {task}")
@@ -137,10 +135,3 @@ class RunInvariants:
 
     def _current(self, who: Peer, life: int) -> bool:
         return self._started.get(who) == life and self._dropped.get(who, -1) < life
-
-    @staticmethod
-    def _gives_up(instructions: Sequence[do.RunInstruction]) -> bool:
-        return any(
-            isinstance(order, do.EnterPhase) and order.phase is RunPhase.ENDING
-            for order in instructions
-        )

@@ -112,7 +112,7 @@ def run_seeds(
 
     Args:
         seeds: Which ones.
-        processes: How many processes to use; 1 runs them in this one. Default: one per core.
+        processes: How many to use; 1 runs them in this one. Default: one per core.
         until_failure: Stop at the first seed that goes wrong.
         patience_s: How long to wait for the next result of another process. A seed takes a
             fraction of a second; but a process that is killed from outside never answers.

@@ -25,7 +25,7 @@ from elasticutor.core.run.participants import Roles
 from elasticutor.core.run.phases import OVER, RunError, RunPhase, Terms
 from elasticutor.core.scheduler.placement import Placement
 from elasticutor.errors import OutOfOrderError
-from elasticutor.lab.check.pipeline import SINK, Expected, fold
+from elasticutor.lab.check.pipeline import SINK, Expected
 from elasticutor.lab.check.run import CheckedRun
 from elasticutor.lab.check.run_invariants import RunInvariants
 from elasticutor.lab.check.scenario import Scenario
@@ -97,8 +97,11 @@ class TopologyRun(CheckedRun):
 
     def expected(self) -> Expected:
         """What a sequential run comes to."""
-        inputs = self.scenario.inputs
-        return fold([(self.scenario.root_of(n), rows) for n, rows in enumerate(inputs)])
+        expected = Expected()
+        for root, rows in self._inputs.values():
+            for row in rows:
+                expected.take(root, row)
+        return expected
 
     def waiting_for(self) -> list[str]:
         """Why it does not go on, if it does not."""

@@ -55,18 +55,13 @@ class KeySpace:
         self._rng = rng
         self.key_of_rank: IntArray = rng.permutation(keys)
 
-    @property
-    def keys(self) -> int:
-        """How many there are."""
-        return len(self.weights)
-
     def shuffle(self) -> None:
         """Give the frequencies to other keys."""
-        self.key_of_rank = self._rng.permutation(self.keys)
+        self.key_of_rank = self._rng.permutation(len(self.weights))
 
     def shares(self) -> FloatArray:
         """The share of every key now."""
-        shares = np.empty(self.keys)
+        shares = np.empty(len(self.weights))
         shares[self.key_of_rank] = self.weights
         return shares
 

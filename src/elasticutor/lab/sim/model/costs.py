@@ -28,11 +28,6 @@ class Cost:
             if not 0 <= getattr(self, name) < math.inf:
                 raise BadValueError(name, "be finite and at least 0", getattr(self, name))
 
-    @property
-    def asleep_s(self) -> float:
-        """How much longer a message takes that finds the process asleep."""
-        return self.delay_s + self.wake_s
-
     def times(self, factor: float) -> Cost:
         """The same on a machine that is slower by a factor."""
         return Cost(self.message_s * factor, self.wake_s * factor, self.delay_s * factor)

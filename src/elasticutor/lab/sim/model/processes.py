@@ -75,8 +75,8 @@ class Process(ABC):
         self._clock = world.clock
         self._cpus = world.cpus[node]
         cost = world.machines.costs.main
-        self._message_s, self._asleep_s = cost.message_s, cost.asleep_s + cost.message_s
-        self._wake_s = cost.wake_s + cost.message_s
+        self._message_s, self._wake_s = cost.message_s, cost.wake_s + cost.message_s
+        self._asleep_s = cost.delay_s + cost.wake_s + cost.message_s
         self._inbox: deque[Any] = deque()
         self._free_at = world.clock.now
 
