@@ -55,7 +55,7 @@ class Flow:
     """When tuples are due; None: whenever they may be sent."""
 
     def rate(self, now: float) -> float:
-        """Tuples per second that are due now; infinite if it is as many as may be sent."""
+        """Tuples per second that are due now."""
         return math.inf if self.arrivals is None else self.arrivals.rate_at(now)
 
 
@@ -104,6 +104,11 @@ class Upstream:
         world.grants[name] = (node, self.credit)
 
     @property
+    def rate(self) -> float:
+        """Tuples per second that it has to send now; infinite, if as many as it may."""
+        return sum(flow.rate(self.world.clock.now) for flow in self._flows)
+
+    @property
     def unlimited(self) -> bool:
         """Whether it sends as fast as it may."""
         return self._flows[0].arrivals is None
@@ -144,8 +149,7 @@ class Upstream:
             for host, cut, before in zip(self._hosts, self.cut, self._cut_before, strict=True)
         }
         self._cut_before = list(self.cut)
-        rate = sum(flow.rate(self.world.clock.now) for flow in self._flows)
-        return SourceSeen("source", seconds, rows, share, self.behind_s(), rate, routed)
+        return SourceSeen("source", seconds, rows, share, self.behind_s(), self.rate, routed)
 
     def _look(self) -> None:
         self._looks_again = False
