@@ -102,7 +102,7 @@ class Child:
         self.cluster = ""
         """The id of its cluster, as soon as that is up."""
         self.story = DriverStory(Path(orders.journal))
-        self._told: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         words = msgspec.json.encode(orders).decode()
         with log.open("ab") as errors:
             self._process = subprocess.Popen(  # noqa: S603 - this very Python
@@ -120,7 +120,7 @@ class Child:
         self.story.read()
         with suppress(queue.Empty):
             while True:
-                self._take(self._told.get_nowait())
+                self._take(self._heard.get_nowait())
 
     def ask(self, what: str, answer_s: float = _ANSWER_S, **facts: Any) -> dict[str, Any]:
         """Have it do something; returns its answer, or raises `DriverFailedError`."""
@@ -131,12 +131,12 @@ class Child:
         until = time.monotonic() + answer_s
         while True:
             try:
-                told = self._told.get(timeout=max(0.0, until - time.monotonic()))
+                message = self._heard.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 raise DriverFailedError(f"no answer to {what!r} within {answer_s:g} s") from None
-            self._take(told)
-            if told is not None and told["told"] in (what, f"{what}ed"):
-                return told
+            self._take(message)
+            if message is not None and message["kind"] in (what, f"{what}ed"):
+                return message
 
     def dump(self) -> None:
         """Have it write what its threads are doing to its log."""
@@ -165,13 +165,13 @@ class Child:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._told.put(json.loads(line))
-        self._told.put(None)
+            self._heard.put(json.loads(line))
+        self._heard.put(None)
 
-    def _take(self, told: dict[str, Any] | None) -> None:
-        if told is None:
+    def _take(self, message: dict[str, Any] | None) -> None:
+        if message is None:
             raise DriverFailedError(f"the driver has ended with code {self._process.wait()}")
-        if told["told"] == "cluster":
-            self.cluster = told["cluster"]
-        if told["told"] == "failed":
-            raise DriverFailedError(f"the run has failed: {told['why']}")
+        if message["kind"] == "cluster":
+            self.cluster = message["cluster"]
+        if message["kind"] == "failed":
+            raise DriverFailedError(f"the run has failed: {message['why']}")

@@ -156,7 +156,7 @@ class Driver:
     def serve(self) -> None:
         """Until the run is drained, or has failed."""
         orders = self._orders
-        self._say(told="cluster", cluster=self._cluster.id)
+        self._say("cluster", cluster=self._cluster.id)
         run = self._cluster.submit(
             topology_of(orders.load, orders.shape, orders.out),
             checkpoint=orders.checkpoint,
@@ -178,16 +178,16 @@ class Driver:
                 continue
             match command["do"]:
                 case "pids":
-                    self._say(told="pids", phase=run.phase, pids=self._pids(run))
+                    self._say("pids", phase=run.phase, pids=self._pids(run))
                 case "doom":
                     mover.watch(command["name"].partition("/")[0])
-                    self._say(told="doom", pid=self._doom(run, command))
+                    self._say("doom", pid=self._doom(run, command))
                 case "explain":
-                    self._say(told="explain", waits=list(run._explained()))
+                    self._say("explain", waits=list(run._explained()))
                 case "drain":
                     mover.stop()
                     run.stop(command["timeout_s"])
-                    self._say(told="drained")
+                    self._say("drained")
                     return
 
     def _listen(self) -> None:
@@ -195,8 +195,8 @@ class Driver:
             self._commands.put(json.loads(line))
         os.kill(os.getpid(), signal.SIGKILL)  # the runner is gone
 
-    def _say(self, **facts: Any) -> None:
-        self._tell.write(json.dumps(facts) + "\n")
+    def _say(self, kind: str, **facts: Any) -> None:
+        self._tell.write(json.dumps({"kind": kind, **facts}) + "\n")
         self._tell.flush()
 
     def _pids(self, run: Run) -> dict[str, dict[str, int]]:
@@ -290,7 +290,7 @@ def main() -> None:
         except Exception as error:
             logging.exception("the run has failed")
             save_logs(cluster.id, Path(orders.folder))
-            tell.write(json.dumps({"told": "failed", "why": f"{error}"}) + "\n")
+            tell.write(json.dumps({"kind": "failed", "why": f"{error}"}) + "\n")
             tell.flush()
             os._exit(1)  # with all that it has started
 

@@ -95,7 +95,7 @@ class Runner:
         self._setting = setting
         self._folder = folder
         self._progress = progress
-        self._dice = Choices(setting.seed, setting.nodes, setting.cores)
+        self._choices = Choices(setting.seed, setting.nodes, setting.cores)
         self._load = ChaosLoad(rate=setting.rate, seed=setting.seed)
         self._shape: tuple[Shape, int, int] = (Shape(), setting.nodes, setting.cores)
         self._child: Child | None = None
@@ -162,7 +162,7 @@ class Runner:
 
     def _strike(self) -> None:
         """Kill a process, perhaps a second one right after, and wait until all is well."""
-        blow = self._dice.blow()
+        blow = self._choices.blow()
         self._pause(blow.wait_s)
         struck: list[KillDone] = []
         with ExitStack() as stack:
@@ -180,10 +180,10 @@ class Runner:
     def _kill_any(self, when: str) -> list[KillDone]:
         """Kill any process at once; returns nothing if there is none."""
         there = self._there()
-        kind = self._dice.kind({kind: list(names) for kind, names in there.items()})
+        kind = self._choices.kind({kind: list(names) for kind, names in there.items()})
         if kind is None:
             return []
-        name = self._dice.one(list(there[kind]))
+        name = self._choices.one(list(there[kind]))
         try:
             victim = Victim(there[kind][name], self._running.mark)
         except ProcessLookupError:
@@ -215,15 +215,15 @@ class Runner:
         there, child = self._there()[point.kind], self._running
         if not there:
             return None, ""
-        name = self._dice.one(list(there))
+        name = self._choices.one(list(there))
         try:  # first, since it may be dead as soon as it knows
             victim = stack.enter_context(Victim(there[name], child.mark))
         except ProcessLookupError:
             return None, name
-        told = child.ask(
+        answer = child.ask(
             "doom", kind=point.kind, name=name, sends=point.sends, message=point.message
         )
-        return (victim if told["pid"] == victim.pid else None), name
+        return (victim if answer["pid"] == victim.pid else None), name
 
     def _dies_at(self, point: Point, name: str, victim: Victim, timeout_s: float) -> bool:
         """Say whether a doomed process gets to its point in time; spare it otherwise."""
@@ -321,7 +321,7 @@ class Runner:
             cores=cores,
             epoch_interval_s=self._setting.epoch_interval_s,
             patience_s=self._setting.timeout_s / 3,
-            seed=self._dice.seed(),
+            seed=self._choices.seed(),
             master=self._setting.master,
         )
         self._lives = Lives()
@@ -330,7 +330,7 @@ class Runner:
     def _kill_driver(self) -> None:
         """Kill the driver, and the next one while it starts, if that is the moment."""
         left = self._setting.driver_kills - self.result.driver_kills
-        moment = self._dice.moment(twice=left > 1)
+        moment = self._choices.moment(twice=left > 1)
         killed_at = []
         if moment == "at start":
             killed_at.append(self._kill_driver_now("at random"))
@@ -355,11 +355,11 @@ class Runner:
             counts = self._running.story.counts
             before = counts[moment]
             self._until(lambda: counts[moment] != before, _EVENT_S, _GLANCE_S / 5)
-        self._pause(self._dice.pause_s(moment))
+        self._pause(self._choices.pause_s(moment))
 
     def _relaunch(self) -> None:
         before = self._shape
-        self._shape = self._dice.shape()
+        self._shape = self._choices.shape()
         self.result.restarts += 1
         self.result.reshaped += self._shape != before
         self._launch()

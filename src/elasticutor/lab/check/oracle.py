@@ -85,7 +85,7 @@ class Oracle:
             self._check_memory(host, event)  # type: ignore[arg-type]
         if kind in ev.MOVE_EVENTS and heard_by_peers(instructions):
             self.violate(f"{host.name}: upstreams heard of {event}")
-        self._check_nobody_waits_in_vain(host)
+        self._check_waiting(host)
         self._count_moves(host, watch, instructions)
 
     def before_attempt(self, host: ExecutorHost, begun: ev.AttemptBegun) -> None:
@@ -111,7 +111,7 @@ class Oracle:
         for phase in {move.phase for move in under_way}:
             self.counts[f"aborts_while_{phase.value}"] += 1
 
-    def _check_nobody_waits_in_vain(self, host: ExecutorHost) -> None:
+    def _check_waiting(self, host: ExecutorHost) -> None:
         """A held shard, a move or an upstream holds up nothing but what it must."""
         core = host.core
         if core.starving():
