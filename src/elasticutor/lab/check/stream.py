@@ -73,14 +73,10 @@ class TopologyRun(CheckedRun):
             tuple(self._find_groups()),
             tuple(f"host {n}" for n in range(rng.choice((1, 2)))),
         )
+        ends_when_drained, restarts = rng.random() < 0.5, rng.choice((1, 2, 5))
+        epoch_s, elastic = scenario.epoch_s, Paradigm.ELASTIC
         self._terms = Terms(
-            Paradigm.ELASTIC,
-            None,
-            rng.random() < 0.5,
-            _START_S,
-            scenario.epoch_s,
-            _PATIENCE_S,
-            rng.choice((1, 2, 5)),
+            elastic, None, ends_when_drained, _START_S, epoch_s, _PATIENCE_S, restarts
         )
         self._processes: dict[Peer, _Simulated] = {}
         self._book: dict[Peer, Address] = {}
