@@ -80,17 +80,14 @@ class ChainOperator:
     def __post_init__(self) -> None:
         hashes = key_hashes(pa.array(range(self.keys)))
         places = executors_of(hashes, self.executors).tolist()
-        self._executor_of = [self.executor_name(place) for place in places]
+        names = self.executor_names
+        self._executor_of = [names[place] for place in places]
         self._shard_of = shards_of(hashes, self.shards)
-
-    def executor_name(self, index: int) -> Peer:
-        """What the executor of this number is called."""
-        return Peer(f"{self.name}/{index}")
 
     @property
     def executor_names(self) -> list[Peer]:
         """All executors of this operator."""
-        return [self.executor_name(index) for index in range(self.executors)]
+        return [Peer(f"{self.name}/{index}") for index in range(self.executors)]
 
     def executor_of(self, key: int) -> Peer:
         """The executor that owns a key."""

@@ -118,12 +118,11 @@ class ExecutorHost(CoreHost):
     def receive(self, sender: Address, message: Any) -> None:
         """Take a message in."""
         if isinstance(message, TuplesSent):
-            rows = message.rows
-            shards = self.operator.shards_of(rows)
+            shards = self.operator.shards_of(message.rows)
             # Few tuples go another way through the receiver than many; here both happen.
             few = shards.tolist() if len(shards) <= _SINGLY else shards
             peer, attempt, size = message.sender, message.attempt, message.size
-            message = ev.TuplesArrived(peer, attempt, rows, few, size)
+            message = ev.TuplesArrived(peer, attempt, message.rows, few, size)
         self.tell(message)
 
     def tell(self, event: ev.Event) -> None:
