@@ -14,7 +14,8 @@ import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
 
-from elasticutor.lab.check.mutants import ALL, SEEDS
+from elasticutor.lab.check.mutants import ALL
+from elasticutor.lab.check.mutants.mutant import SEEDS
 
 MOST_SEEDS = 300
 _BY_NAME = {mutant.name: mutant for mutant in ALL}

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from elasticutor import __version__
 from elasticutor.cli.app import app
 from elasticutor.errors import BadValueError
-from elasticutor.lab.check.mutants import ESSENTIAL
+from elasticutor.lab.check.mutants.executor import ESSENTIAL
 from elasticutor.lab.cli import demo as demo_command
 from elasticutor.lab.demo.demo import DemoStory, Frame
 

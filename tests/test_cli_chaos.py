@@ -26,8 +26,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[ChaosSetting]:
     def run(setting: ChaosSetting, progress: object) -> ChaosResult:
         settings.append(setting)
         result = ChaosResult(seed=setting.seed, kills=setting.kills, recoveries_s=[0.5, 0.25])
-        result.by_kind["task"] = setting.kills
-        result.by_point["node takes CopyShard"] = 1
+        result.kills_by_kind["task"] = setting.kills
+        result.kills_by_point["node takes CopyShard"] = 1
         if setting.seed == 9:
             result.violated = [WRONG] * 30
             result.folder = "/tmp/kept"  # noqa: S108 - a name

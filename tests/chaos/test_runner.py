@@ -18,7 +18,6 @@ from elasticutor.lab.chaos.processes import MARK, marked
 from elasticutor.lab.chaos.result import ChaosResult
 from elasticutor.lab.chaos.runner import run_chaos
 from elasticutor.lab.chaos.setting import ChaosSetting
-from elasticutor.lab.chaos.settling import settled
 
 COMMITTED = "epoch committed"
 
@@ -51,7 +50,7 @@ def told(folder: Path, *events: tuple[str, float]) -> DriverStory:
 def test_all_is_well_when_epochs_are_committed_after_the_last_recovery(
     calm: bool, events: list[tuple[str, float]], tmp_path: Path
 ) -> None:
-    assert settled(told(tmp_path, *events), since=10.0) is calm
+    assert told(tmp_path, *events).settled(since=10.0) is calm
 
 
 def test_a_line_that_is_being_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
@@ -98,7 +97,7 @@ def test_killed_again_and_again_a_run_counts_every_tuple_once_and_leaves_nothing
     assert result.rows > 0
     assert result.moves > 0
     assert result.core_changes > 0
-    assert sum(result.by_kind.values()) == result.kills
+    assert sum(result.kills_by_kind.values()) == result.kills
     assert seen == sorted(seen)
     assert folders() == before
 

@@ -10,13 +10,10 @@ import sys
 import pytest
 
 from elasticutor.errors import ElasticutorError
-from elasticutor.lab.check.mutants import (
-    ALL,
-    ESSENTIAL,
-    FENCING,
-    Mutant,
-    stored_seeds,
-)
+from elasticutor.lab.check.mutants import ALL
+from elasticutor.lab.check.mutants.executor import ESSENTIAL
+from elasticutor.lab.check.mutants.fencing import FENCING
+from elasticutor.lab.check.mutants.mutant import Mutant, stored_seeds
 from elasticutor.lab.check.runner import CheckResult, run_seed, run_seeds
 from elasticutor.lab.check.scenario import draw, draw_habits
 from elasticutor.lab.check.trace import Trace

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from elasticutor.lab.check.mutants import LIFE, Mutant
+from elasticutor.lab.check.mutants.life import LIFE
+from elasticutor.lab.check.mutants.mutant import Mutant
 from elasticutor.lab.check.runner import run_seeds
 
 

@@ -110,6 +110,30 @@ def test_only_the_newest_committed_epoch_can_be_read(epoch: Epoch) -> None:
     assert durable.read("count", S0, E2) == ()
 
 
+def test_an_epoch_that_is_to_be_made_again_counts_for_readers_until_it_has_been() -> None:
+    durable = Durable()
+    for epoch in (E1, E3):
+        durable.write("count", epoch, A1, {S0: records(epoch, a=b"%d" % epoch)})
+        durable.commit("count", epoch, A1)
+    durable.go_back("count", E1)
+    assert (durable.committed("count"), durable.state("count")) == (E1, {b"a": b"1"})
+    assert [durable.newest_below("count", at) for at in (E1, E3, Epoch(7))] == [E0, E1, E3]
+    durable.commit("count", E2, A2)
+    assert [durable.newest_below("count", at) for at in (E2, Epoch(7))] == [E1, E2]
+    assert durable.state("count") == {b"a": b"1"}
+
+
+def test_epochs_are_committed_in_order_and_one_goes_back_to_those_that_count_only() -> None:
+    durable = Durable()
+    durable.commit("count", E2, A1)
+    with pytest.raises(OutOfOrderError, match="epoch of count must come after 2; got 1"):
+        durable.commit("count", E1, A1)
+    with pytest.raises(OutOfOrderError, match=r"epoch of count must be one of \[2\]; got 1"):
+        durable.go_back("count", E1)
+    durable.go_back("count", E0)
+    assert durable.committed("count") == E0
+
+
 changes = st.dictionaries(st.sampled_from("abcd"), st.none() | st.binary(max_size=2))
 
 

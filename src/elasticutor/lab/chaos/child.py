@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from elasticutor.lab.chaos.doom import MAILBOX
 from elasticutor.lab.chaos.driver import Orders
 from elasticutor.lab.chaos.processes import MARK
@@ -29,18 +31,7 @@ class DriverFailedError(Exception):
 
 
 class DriverStory:
-    r"""What a run's journal has, read along.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = Path(folder) / "journal"
-        ...     _ = path.write_text('{"kind": "lost", "time": 3.5}\n{"kind": "reco')
-        ...     story = DriverStory(path)
-        ...     story.read()
-        ...     story.times("lost", since=3.0), story.counts["recovered"]
-        ([3.5], 0)
-    """
+    """What a run's journal has, read along."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,6 +63,23 @@ class DriverStory:
         """When something has happened, from some moment on."""
         return [event["time"] for event in self.events(kind, since)]
 
+    def settled(self, since: float) -> bool:
+        """Whether all is well again after a kill.
+
+        Two epochs that were committed since prove it: the second began after the kill. If a process
+        was lost, then also one that was committed after the recovery. A loss that nothing had to be
+        done about is not recovered from: then several epochs must have been committed after it.
+        """
+        commits = self.times("epoch committed", since)
+        if len(commits) < 2:
+            return False
+        lost, back = self.times("lost", since), self.times("recovered", since)
+        if not lost:
+            return True
+        if back and back[-1] >= lost[-1]:
+            return commits[-1] >= back[-1]
+        return sum(moment > lost[-1] for moment in commits) >= 3
+
     def mishaps(self) -> list[str]:
         """Losses that no kill explains.
 
@@ -90,15 +98,15 @@ class Child:
     """A driver's process."""
 
     def __init__(self, orders: Orders, mark: str, log: Path) -> None:
-        self.orders = orders
         self.mark = mark
         self.cluster = ""
         """The id of its cluster, as soon as that is up."""
         self.story = DriverStory(Path(orders.journal))
-        self._told: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        words = msgspec.json.encode(orders).decode()
         with log.open("ab") as errors:
             self._process = subprocess.Popen(  # noqa: S603 - this very Python
-                [sys.executable, "-m", "elasticutor.lab.chaos.driver", orders.as_json()],
+                [sys.executable, "-m", "elasticutor.lab.chaos.driver", words],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -107,22 +115,12 @@ class Child:
             )
         threading.Thread(target=self._listen, name="driver", daemon=True).start()
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has."""
-        return self._process.poll() is not None
-
     def look(self) -> None:
         """Take in what has happened; raises `DriverFailedError` if the run has failed."""
         self.story.read()
         with suppress(queue.Empty):
             while True:
-                self._take(self._told.get_nowait())
+                self._take(self._heard.get_nowait())
 
     def ask(self, what: str, answer_s: float = _ANSWER_S, **facts: Any) -> dict[str, Any]:
         """Have it do something; returns its answer, or raises `DriverFailedError`."""
@@ -133,12 +131,12 @@ class Child:
         until = time.monotonic() + answer_s
         while True:
             try:
-                told = self._told.get(timeout=max(0.0, until - time.monotonic()))
+                message = self._heard.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 raise DriverFailedError(f"no answer to {what!r} within {answer_s:g} s") from None
-            self._take(told)
-            if told is not None and told["told"] in (what, f"{what}ed"):
-                return told
+            self._take(message)
+            if message is not None and message["kind"] in (what, f"{what}ed"):
+                return message
 
     def dump(self) -> None:
         """Have it write what its threads are doing to its log."""
@@ -167,13 +165,13 @@ class Child:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._told.put(json.loads(line))
-        self._told.put(None)
+            self._heard.put(json.loads(line))
+        self._heard.put(None)
 
-    def _take(self, told: dict[str, Any] | None) -> None:
-        if told is None:
+    def _take(self, message: dict[str, Any] | None) -> None:
+        if message is None:
             raise DriverFailedError(f"the driver has ended with code {self._process.wait()}")
-        if told["told"] == "cluster":
-            self.cluster = told["cluster"]
-        if told["told"] == "failed":
-            raise DriverFailedError(f"the run has failed: {told['why']}")
+        if message["kind"] == "cluster":
+            self.cluster = message["cluster"]
+        if message["kind"] == "failed":
+            raise DriverFailedError(f"the run has failed: {message['why']}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from elasticutor.lab.chaos.kill_points import KINDS, POINTS, Kind, Point
 from elasticutor.lab.chaos.topology import Shape
@@ -15,14 +15,7 @@ Moment: TypeAlias = Literal[
 ]
 """When a driver is killed: at an event of its journal, for instance."""
 
-MOMENTS: tuple[Moment, ...] = (
-    "at random",
-    "epoch sealed",
-    "epoch committed",
-    "shard moved",
-    "during a recovery",
-    "at start",
-)
+MOMENTS: tuple[Moment, ...] = get_args(Moment)
 
 _AT_A_POINT = 0.5
 _DURING_RECOVERY = 1 / 3
@@ -44,13 +37,7 @@ class Blow:
 
 
 class Choices:
-    """Decides whom to kill, when, and how the next driver divides the work.
-
-    Args:
-        seed: The same one, the same decisions.
-        nodes: How many there are to begin with.
-        cores: Of each.
-    """
+    """Decides whom to kill, when, and how the next driver divides the work."""
 
     def __init__(self, seed: int, nodes: int, cores: int) -> None:
         self._rng = random.Random(seed)
@@ -71,11 +58,8 @@ class Choices:
                 self._points = self._rng.sample(POINTS, len(POINTS))
             point = self._points.pop()
         second = self._rng.random() < _DURING_RECOVERY
-        return Blow(
-            self._rng.uniform(0, _WAIT_S),
-            point,
-            self._rng.uniform(0, _SECOND_S) if second else None,
-        )
+        wait_s = self._rng.uniform(0, _WAIT_S)
+        return Blow(wait_s, point, self._rng.uniform(0, _SECOND_S) if second else None)
 
     def kind(self, there: Mapping[Kind, Sequence[str]]) -> Kind | None:
         """Whom to kill, of those of whom there are any."""
@@ -91,8 +75,7 @@ class Choices:
     def moment(self, twice: bool = True) -> Moment:
         """When a driver is killed next; all come in turn.
 
-        Args:
-            twice: Whether it may be killed twice: now, and when it starts again.
+        "At start" comes only if it may be killed `twice`: now, and when it starts again.
         """
         if not self._moments:
             self._moments = self._rng.sample(MOMENTS, len(MOMENTS))

@@ -29,9 +29,11 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
+
+import msgspec
 
 from elasticutor.core.protocol.ids import NodeId, Peer, TaskId
 from elasticutor.driver.cluster import BaseCluster
@@ -69,23 +71,6 @@ class Orders:
     """For moves and cores."""
     master: str = ""
     """Spark's; empty: nodes are plain processes."""
-
-    def as_json(self) -> str:
-        """For the command line of the process."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Orders:
-        """What `as_json` was made of.
-
-        Example:
-            >>> orders = Orders("/a", "/a/j", ChaosLoad(), Shape(), 2, 3, 0.3, 20.0, 1)
-            >>> Orders.from_json(orders.as_json()) == orders
-            True
-        """
-        facts = json.loads(text)
-        facts |= {"load": ChaosLoad(**facts["load"]), "shape": Shape(**facts["shape"])}
-        return cls(**facts)
 
     @property
     def checkpoint(self) -> Path:
@@ -171,7 +156,7 @@ class Driver:
     def serve(self) -> None:
         """Until the run is drained, or has failed."""
         orders = self._orders
-        self._say(told="cluster", cluster=self._cluster.id)
+        self._say("cluster", cluster=self._cluster.id)
         run = self._cluster.submit(
             topology_of(orders.load, orders.shape, orders.out),
             checkpoint=orders.checkpoint,
@@ -193,16 +178,16 @@ class Driver:
                 continue
             match command["do"]:
                 case "pids":
-                    self._say(told="pids", phase=run.phase, pids=self._pids(run))
+                    self._say("pids", phase=run.phase, pids=self._pids(run))
                 case "doom":
                     mover.watch(command["name"].partition("/")[0])
-                    self._say(told="doom", pid=self._doom(run, command))
+                    self._say("doom", pid=self._doom(run, command))
                 case "explain":
-                    self._say(told="explain", waits=list(run._explained()))
+                    self._say("explain", waits=list(run._explained()))
                 case "drain":
                     mover.stop()
                     run.stop(command["timeout_s"])
-                    self._say(told="drained")
+                    self._say("drained")
                     return
 
     def _listen(self) -> None:
@@ -210,8 +195,8 @@ class Driver:
             self._commands.put(json.loads(line))
         os.kill(os.getpid(), signal.SIGKILL)  # the runner is gone
 
-    def _say(self, **facts: Any) -> None:
-        self._tell.write(json.dumps(facts) + "\n")
+    def _say(self, kind: str, **facts: Any) -> None:
+        self._tell.write(json.dumps({"kind": kind, **facts}) + "\n")
         self._tell.flush()
 
     def _pids(self, run: Run) -> dict[str, dict[str, int]]:
@@ -298,14 +283,14 @@ def main() -> None:
     logging.basicConfig(
         level=logging.WARNING, format="%(asctime)s.%(msecs)03d %(message)s", datefmt="%H:%M:%S"
     )
-    orders = Orders.from_json(sys.argv[1])
+    orders = msgspec.json.decode(sys.argv[1], type=Orders)
     with cluster_of(orders) as cluster:
         try:
             Driver(orders, cluster, tell).serve()
         except Exception as error:
             logging.exception("the run has failed")
             save_logs(cluster.id, Path(orders.folder))
-            tell.write(json.dumps({"told": "failed", "why": f"{error}"}) + "\n")
+            tell.write(json.dumps({"kind": "failed", "why": f"{error}"}) + "\n")
             tell.flush()
             os._exit(1)  # with all that it has started
 

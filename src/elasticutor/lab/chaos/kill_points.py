@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,42 +10,25 @@ Kind = Literal["task", "main", "node", "source", "sink", "host"]
 """What can be killed; `main` is an executor's main process, `host` what starts
 nodes, or sources and sinks."""
 
-Part = Literal["hand-over", "epoch", "recovery"]
-
 KINDS: dict[Kind, int] = {"task": 8, "main": 4, "node": 4, "source": 2, "sink": 2, "host": 2}
 """What is killed at random, and how often."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Just before a process takes in, or sends, a message of a kind.
-
-    Example:
-        >>> print(Point("node", sends=False, message="CopyShard", part="hand-over"))
-        node takes CopyShard
-    """
+    """Just before a process takes in, or sends, a message of a kind."""
 
     kind: Kind
     sends: bool
     message: str
-    part: Part
+    recovering: bool
+    """Whether it is on the way back after another process was killed."""
 
     def __str__(self) -> str:
         return f"{self.kind} {'sends' if self.sends else 'takes'} {self.message}"
 
 
-def _points(part: Part, *words: str) -> tuple[Point, ...]:
-    """From lines like "task takes FlushTask SendLabel"."""
-    kinds: dict[str, Kind] = {kind: kind for kind in KINDS}
-    found = []
-    for line in words:
-        kind, verb, *messages = line.split()
-        found += [Point(kinds[kind], verb == "sends", message, part) for message in messages]
-    return tuple(found)
-
-
-HAND_OVER = _points(
-    "hand-over",
+_HAND_OVER = (
     "task takes WriteShard SendLabel",
     "task sends ShardWritten LabelReached",
     "main sends OpenShard CopyShard SendLabel SendRest DropShard",
@@ -54,16 +38,14 @@ HAND_OVER = _points(
 )
 """A shard on its way from task to task: before the label, after the flush, during the transfer."""
 
-STAFF = _points(
-    "hand-over",
+_CORES = (
     "main sends StartTask EndTask",
     "main takes TaskUp",
     "node takes StartTask EndTask",
 )
 """A core that comes or goes."""
 
-EPOCH = _points(
-    "epoch",
+_EPOCH = (
     "source takes EndEpoch CommitEpoch",
     "source sends ParticipantPrepared",
     "task takes FlushTask",
@@ -77,8 +59,7 @@ EPOCH = _points(
 )
 """The end of an epoch: from the marker to its commit."""
 
-RECOVERY = _points(
-    "recovery",
+_RECOVERY = (
     "task takes ResetTask",
     "task sends TaskReset",
     "main takes BeginAttempt TaskReset",
@@ -90,4 +71,16 @@ RECOVERY = _points(
 )
 """The way back after another process was killed."""
 
-POINTS = (*HAND_OVER, *STAFF, *EPOCH, *RECOVERY)
+
+def _points(lines: Iterable[str], *, recovering: bool) -> Iterator[Point]:
+    kinds: dict[str, Kind] = {kind: kind for kind in KINDS}
+    for line in lines:
+        kind, verb, *messages = line.split()
+        for message in messages:
+            yield Point(kinds[kind], verb == "sends", message, recovering)
+
+
+POINTS = (
+    *_points((*_HAND_OVER, *_CORES, *_EPOCH), recovering=False),
+    *_points(_RECOVERY, recovering=True),
+)

@@ -54,15 +54,7 @@ class Fold:
 
     @classmethod
     def of(cls, load: ChaosLoad, counts: Sequence[int]) -> Fold:
-        """Fold so many tuples of each lane.
-
-        Example:
-            >>> fold = Fold.of(ChaosLoad(keys=3, seed=1), [4, 2])
-            >>> sum(ends[0] + ends[2] for ends in fold.states[CHAIN].values())
-            6
-            >>> [table.num_rows for table in fold.outputs]
-            [4, 2]
-        """
+        """Fold this number of tuples of each lane."""
         chains: dict[int, list[int]] = {}
         tallies: dict[int, dict[Any, int]] = {}
         outputs = []

@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -26,24 +27,18 @@ MARK = "ELASTICUTOR_CHAOS"
 """The variable of the environment."""
 
 _GLANCE_S = 0.02
+_SHORT_LIFE_S, _SHORT_LIVES = 6.0, 2
+"""A host gives a node up that dies so young once more than this in a row, so that is spared."""
 
 
 def require_linux() -> None:
-    """Refuse a system that has no such processes.
-
-    Raises:
-        ElasticutorError: It is not Linux.
-    """
+    """Refuse a system that has no such processes: any but Linux."""
     if not (hasattr(os, "pidfd_open") and PROC.is_dir()):
         raise ElasticutorError("system", "be Linux: processes are found in /proc", sys.platform)
 
 
 class Victim:
     """A process that is to die; a context manager, for it holds an open file.
-
-    Args:
-        pid: Its process id.
-        mark: What its mark must be.
 
     Raises:
         ProcessLookupError: It is gone, or has another mark or none.
@@ -113,6 +108,26 @@ def age_s(pid: int) -> float:
     except OSError:
         return float("inf")
     return time.clock_gettime(time.CLOCK_BOOTTIME) - since / TICKS_S
+
+
+class Lives:
+    """How long the nodes of one place have lived: too many short lives, and it gets no more."""
+
+    def __init__(self) -> None:
+        self._short: Counter[str] = Counter()
+
+    def may_die(self, node: str, pid: int) -> bool:
+        """Whether its host will start another one."""
+        return self._short[_place(node)] < _SHORT_LIVES or age_s(pid) >= _SHORT_LIFE_S
+
+    def died(self, node: str, age: float) -> None:
+        """Take note of an end, at some age in seconds."""
+        place = _place(node)
+        self._short[place] = self._short[place] + 1 if age < _SHORT_LIFE_S else 0
+
+
+def _place(node: str) -> str:
+    return node.partition(".")[0]
 
 
 def ancestors(pid: int) -> list[int]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 _SHOWN = 20
@@ -15,21 +14,20 @@ _SHOWN = 20
 class ChaosResult:
     """Grows as a run goes on; the same object is handed out again and again."""
 
-    seed: int = 1
     kills: int = 0
     """Drivers not counted."""
     driver_kills: int = 0
-    by_kind: Counter[str] = field(default_factory=Counter)
+    kills_by_kind: Counter[str] = field(default_factory=Counter)
     """Tasks, main processes, nodes, sources, sinks, hosts of these."""
-    by_point: Counter[str] = field(default_factory=Counter)
+    kills_by_point: Counter[str] = field(default_factory=Counter)
     """At random, during a recovery, or at which named point; drivers, too."""
-    missed: Counter[str] = field(default_factory=Counter)
+    missed_points: Counter[str] = field(default_factory=Counter)
     """Points that were not reached in time; a process was killed at random instead."""
     unnoticed: int = 0
     """Kills after which nothing had to be recovered: of an unused node, for instance."""
     recoveries_s: list[float] = field(default_factory=list)
     """From each kill until tuples flowed again."""
-    slowest: str = ""
+    slowest_recovery: str = ""
     """Who was killed, and what was lost, when that took longest; in words."""
     driver_recoveries_s: list[float] = field(default_factory=list)
     """From each kill of a driver until tuples flowed under the next one."""
@@ -47,6 +45,7 @@ class ChaosResult:
     moves: int = 0
     core_changes: int = 0
     seconds: float = 0.0
+    seed: int = 1
     violated: list[str] = field(default_factory=list)
     """In words, one for each violation."""
     folder: str = ""
@@ -58,44 +57,16 @@ class ChaosResult:
         return len(self.violated)
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything, for `--json`.
-
-        Example:
-            >>> found = ChaosResult(kills=2, recoveries_s=[0.5, 0.75]).as_dict()
-            >>> found["kills"], found["violations"], found["slowest_recovery_s"]
-            (2, 0, 0.75)
-        """
-        return {
-            "kills": self.kills,
-            "violations": self.violations,
-            "slowest_recovery_s": _most(self.recoveries_s),
-            "slowest_recovery": self.slowest,
-            "median_recovery_s": _median(self.recoveries_s),
-            "driver_kills": self.driver_kills,
-            "slowest_driver_recovery_s": _most(self.driver_recoveries_s),
-            "median_driver_recovery_s": _median(self.driver_recoveries_s),
-            "kills_by_kind": dict(self.by_kind.most_common()),
-            "kills_by_point": dict(self.by_point.most_common()),
-            "missed_points": dict(self.missed.most_common()),
-            "unnoticed": self.unnoticed,
-            "mishaps": len(self.mishaps),
-            "restarts": self.restarts,
-            "reshaped": self.reshaped,
-            "epochs": self.epochs,
-            "rows": self.rows,
-            "moves": self.moves,
-            "core_changes": self.core_changes,
-            "seconds": round(self.seconds, 3),
-            "seed": self.seed,
-            "violated": self.violated[:_SHOWN],
-            "first_mishaps": self.mishaps[:_SHOWN],
-            "folder": self.folder,
-        }
-
-
-def _most(seconds: Sequence[float]) -> float | None:
-    return round(max(seconds), 3) if seconds else None
-
-
-def _median(seconds: Sequence[float]) -> float | None:
-    return round(statistics.median(seconds), 3) if seconds else None
+        """Everything, for `--json`."""
+        rest = {one.name: getattr(self, one.name) for one in fields(self)}
+        found: dict[str, Any] = {"kills": rest.pop("kills"), "violations": self.violations}
+        for who in ("", "driver_"):
+            seconds = rest.pop(f"{who}recoveries_s")
+            found[f"slowest_{who}recovery_s"] = round(max(seconds), 3) if seconds else None
+            median = round(statistics.median(seconds), 3) if seconds else None
+            found[f"median_{who}recovery_s"] = median
+        for name in ("kills_by_kind", "kills_by_point", "missed_points"):
+            rest[name] = dict(rest[name].most_common())
+        lists = {"violated": self.violated[:_SHOWN], "first_mishaps": self.mishaps[:_SHOWN]}
+        counts = {"mishaps": len(self.mishaps), "seconds": round(self.seconds, 3)}
+        return found | rest | counts | lists

@@ -18,6 +18,7 @@ from elasticutor.lab.chaos.driver import NOWHERE, Orders, save_logs
 from elasticutor.lab.chaos.kill_points import Kind, Point
 from elasticutor.lab.chaos.oracle import judged
 from elasticutor.lab.chaos.processes import (
+    Lives,
     Victim,
     age_s,
     await_gone,
@@ -27,7 +28,6 @@ from elasticutor.lab.chaos.processes import (
 )
 from elasticutor.lab.chaos.result import ChaosResult
 from elasticutor.lab.chaos.setting import ChaosSetting
-from elasticutor.lab.chaos.settling import Lives, settled
 from elasticutor.lab.chaos.topology import ChaosLoad, Shape
 
 _GLANCE_S = 0.005
@@ -71,13 +71,8 @@ class ViolatedError(Exception):
 def run_chaos(setting: ChaosSetting, progress: Progress = lambda result: None) -> ChaosResult:
     """Kill what the setting says, and compare what is left with a sequential fold.
 
-    Args:
-        setting: How much is killed, and under which load.
-        progress: Called with the result so far, after every kill.
-
-    Raises:
-        ElasticutorError: The system cannot do this.
-        KeyboardInterrupt: Nothing is left behind then, either.
+    `progress` is called with the result so far, after every kill. When the run is interrupted,
+    nothing is left behind, either.
     """
     require_linux()
     folder = Path(tempfile.mkdtemp(prefix="elasticutor-chaos-"))
@@ -100,7 +95,7 @@ class Runner:
         self._setting = setting
         self._folder = folder
         self._progress = progress
-        self._dice = Choices(setting.seed, setting.nodes, setting.cores)
+        self._choices = Choices(setting.seed, setting.nodes, setting.cores)
         self._load = ChaosLoad(rate=setting.rate, seed=setting.seed)
         self._shape: tuple[Shape, int, int] = (Shape(), setting.nodes, setting.cores)
         self._child: Child | None = None
@@ -167,13 +162,13 @@ class Runner:
 
     def _strike(self) -> None:
         """Kill a process, perhaps a second one right after, and wait until all is well."""
-        blow = self._dice.blow()
+        blow = self._choices.blow()
         self._pause(blow.wait_s)
         struck: list[KillDone] = []
         with ExitStack() as stack:
             if blow.point is None:
                 struck += self._kill_any("at random")
-            elif blow.point.part == "recovery":
+            elif blow.point.recovering:
                 struck += self._kill_on_the_way_back(blow.point, stack)
             else:
                 struck += self._kill_at(blow.point, stack)
@@ -185,10 +180,10 @@ class Runner:
     def _kill_any(self, when: str) -> list[KillDone]:
         """Kill any process at once; returns nothing if there is none."""
         there = self._there()
-        kind = self._dice.kind({kind: list(names) for kind, names in there.items()})
+        kind = self._choices.kind({kind: list(names) for kind, names in there.items()})
         if kind is None:
             return []
-        name = self._dice.one(list(there[kind]))
+        name = self._choices.one(list(there[kind]))
         try:
             victim = Victim(there[kind][name], self._running.mark)
         except ProcessLookupError:
@@ -199,13 +194,9 @@ class Runner:
     def _kill_at(self, point: Point, stack: ExitStack) -> list[KillDone]:
         """Have a process die at a point; if none gets there, kill any at once."""
         victim, name = self._doom(point, stack)
-        if victim is not None and self._dies(victim, _POINT_S):
+        if victim is not None and self._dies_at(point, name, victim, _POINT_S):
             return self._count(point.kind, name, str(point), victim)
-        if victim is not None:
-            self._spare(point, name)
-            if self._dies(victim, _LATE_S):
-                return self._count(point.kind, name, str(point), victim)
-        self.result.missed[str(point)] += 1
+        self.result.missed_points[str(point)] += 1
         return self._kill_any("at random")
 
     def _kill_on_the_way_back(self, point: Point, stack: ExitStack) -> list[KillDone]:
@@ -214,12 +205,9 @@ class Runner:
         struck = self._kill_any("at random")
         if victim is None or not struck:
             return struck
-        if self._dies(victim, _POINT_S / 2):
+        if self._dies_at(point, name, victim, _POINT_S / 2):
             return struck + self._count(point.kind, name, str(point), victim)
-        self._spare(point, name)
-        if self._dies(victim, _LATE_S):
-            return struck + self._count(point.kind, name, str(point), victim)
-        self.result.missed[str(point)] += 1
+        self.result.missed_points[str(point)] += 1
         return struck
 
     def _doom(self, point: Point, stack: ExitStack) -> tuple[Victim | None, str]:
@@ -227,26 +215,22 @@ class Runner:
         there, child = self._there()[point.kind], self._running
         if not there:
             return None, ""
-        name = self._dice.one(list(there))
+        name = self._choices.one(list(there))
         try:  # first, since it may be dead as soon as it knows
             victim = stack.enter_context(Victim(there[name], child.mark))
         except ProcessLookupError:
             return None, name
-        told = child.ask(
+        answer = child.ask(
             "doom", kind=point.kind, name=name, sends=point.sends, message=point.message
         )
-        return (victim if told["pid"] == victim.pid else None), name
+        return (victim if answer["pid"] == victim.pid else None), name
 
-    def _spare(self, point: Point, name: str) -> None:
+    def _dies_at(self, point: Point, name: str, victim: Victim, timeout_s: float) -> bool:
+        """Say whether a doomed process gets to its point in time; spare it otherwise."""
+        if self._until(victim.dead, timeout_s):
+            return True
         self._running.ask("doom", kind=point.kind, name=name, sends=False, message=NOWHERE)
-
-    def _dies(self, victim: Victim, timeout_s: float) -> bool:
-        until = time.monotonic() + timeout_s
-        while time.monotonic() < until:
-            if victim.dead(_GLANCE_S):
-                return True
-            self._running.look()
-        return False
+        return self._until(victim.dead, _LATE_S)
 
     def _count(
         self, kind: Kind, name: str, when: str, victim: Victim, kill: bool = False
@@ -257,8 +241,8 @@ class Runner:
         if kill:
             victim.kill()
         self.result.kills += 1
-        self.result.by_kind[kind] += 1
-        self.result.by_point[when] += 1
+        self.result.kills_by_kind[kind] += 1
+        self.result.kills_by_point[when] += 1
         return [KillDone(now, kind, name, when)]
 
     def _there(self) -> dict[Kind, dict[str, int]]:
@@ -275,21 +259,24 @@ class Runner:
         assert self._child is not None  # from the start to the end
         return self._child
 
-    def _pause(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left_s := until - time.monotonic()) > 0:
+    def _until(
+        self, condition: Callable[[], bool], timeout_s: float, glance_s: float = _GLANCE_S
+    ) -> bool:
+        """Look what happens until the condition holds; says whether it did in time."""
+        until = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > until:
+                return False
             self._running.look()
-            time.sleep(min(left_s, _GLANCE_S))
+            time.sleep(glance_s)
+        return True
+
+    def _pause(self, seconds: float) -> None:
+        self._until(lambda: False, seconds)
 
     def _await(self, condition: Callable[[], bool], what: str) -> None:
-        until = time.monotonic() + self._setting.timeout_s
-        while True:
-            self._running.look()
-            if condition():
-                return
-            if time.monotonic() > until:
-                raise DriverFailedError(f"{what}: not within {self._setting.timeout_s:g} s")
-            time.sleep(_GLANCE_S)
+        if not self._until(condition, self._setting.timeout_s):
+            raise DriverFailedError(f"{what}: not within {self._setting.timeout_s:g} s")
 
     def _settle(self, struck: list[KillDone]) -> None:
         """Wait until tuples flow again and epochs are committed, and take note how long it took."""
@@ -298,7 +285,7 @@ class Runner:
         story, result = self._running.story, self.result
         last = max(kill.time for kill in struck)
         try:
-            self._await(lambda: settled(story, last), "recovery")
+            self._await(lambda: story.settled(last), "recovery")
         except DriverFailedError as error:
             raise DriverFailedError(f"after {_and(struck)}: {error}") from error
         for kill in struck:
@@ -309,7 +296,7 @@ class Runner:
             seconds = max(back) - kill.time
             if seconds > max(result.recoveries_s, default=0.0):
                 lost = [event["reason"] for event in story.events("lost", kill.time)]
-                result.slowest = f"{_and(struck)}: " + " | ".join(lost)
+                result.slowest_recovery = f"{_and(struck)}: " + " | ".join(lost)
             result.recoveries_s.append(seconds)
 
     # Drivers
@@ -334,7 +321,7 @@ class Runner:
             cores=cores,
             epoch_interval_s=self._setting.epoch_interval_s,
             patience_s=self._setting.timeout_s / 3,
-            seed=self._dice.seed(),
+            seed=self._choices.seed(),
             master=self._setting.master,
         )
         self._lives = Lives()
@@ -343,38 +330,36 @@ class Runner:
     def _kill_driver(self) -> None:
         """Kill the driver, and the next one while it starts, if that is the moment."""
         left = self._setting.driver_kills - self.result.driver_kills
-        moment = self._dice.moment(twice=left > 1)
+        moment = self._choices.moment(twice=left > 1)
         killed_at = []
         if moment == "at start":
-            killed_at += self._kill_driver_now("at random")
+            killed_at.append(self._kill_driver_now("at random"))
         self._await_moment(moment)
-        killed_at += self._kill_driver_now(moment)
+        killed_at.append(self._kill_driver_now(moment))
         story = self._await_start()
         running_at = story.times("run running")[0]
         self.result.driver_recoveries_s += [running_at - moment for moment in killed_at]
 
-    def _kill_driver_now(self, moment: Moment) -> list[float]:
+    def _kill_driver_now(self, moment: Moment) -> float:
         now = time.time()
         self._bury()
         self.result.driver_kills += 1
-        self.result.by_point[f"driver {moment}"] += 1
+        self.result.kills_by_point[f"driver {moment}"] += 1
         self._relaunch()
-        return [now]
+        return now
 
     def _await_moment(self, moment: Moment) -> None:
         if moment == "during a recovery":
             self._kill_any("at random")
         elif moment not in ("at random", "at start"):
             counts = self._running.story.counts
-            before, until = counts[moment], time.monotonic() + _EVENT_S
-            while counts[moment] == before and time.monotonic() < until:
-                self._running.look()
-                time.sleep(_GLANCE_S / 5)
-        self._pause(self._dice.pause_s(moment))
+            before = counts[moment]
+            self._until(lambda: counts[moment] != before, _EVENT_S, _GLANCE_S / 5)
+        self._pause(self._choices.pause_s(moment))
 
     def _relaunch(self) -> None:
         before = self._shape
-        self._shape = self._dice.shape()
+        self._shape = self._choices.shape()
         self.result.restarts += 1
         self.result.reshaped += self._shape != before
         self._launch()
@@ -408,7 +393,7 @@ class Runner:
     def _fail(self, why: str) -> None:
         """The run has failed or hangs: keep what shows why, and go on with another driver."""
         child = self._running
-        if not child.ended:
+        if child.wait(0.0) is None:
             waits = self._explained(child)
             child.dump()
             save_logs(child.cluster, self._folder)

@@ -35,19 +35,15 @@ _PRIME = 2**61 - 1
 _MICROSECONDS = 1_000_000
 _OMEGA = 12.0  # shuffles of the key frequencies per minute
 
-LINKS = pa.schema(
-    [
-        pa.field("bucket", pa.int64(), False),
-        pa.field("key", pa.int64(), False),
-        pa.field("lane", pa.int64(), False),
-        pa.field("time", pa.int64(), False),
-        pa.field("count", pa.int64(), False),
-        pa.field("chain", pa.int64(), False),
-    ]
-)
+
+def _integers(*names: str) -> pa.Schema:
+    return pa.schema([pa.field(name, pa.int64(), False) for name in names])
+
+
+LINKS = _integers("bucket", "key", "lane", "time", "count", "chain")
 """What `chain` makes of a tuple: how many its key and lane have had, and their chain so far."""
 
-SEALS = pa.schema([*LINKS.remove(0), pa.field("seal", pa.int64(), False)])
+SEALS = _integers("key", "lane", "time", "count", "chain", "seal")
 """What `tally` makes of that: the same, and the chain of chains."""
 
 Ends = tuple[int, ...]
@@ -77,14 +73,7 @@ def sealed(held: dict[Any, int], key: int, lane: int, count: int, chain: int) ->
 
 @dataclass(frozen=True, slots=True)
 class ChaosLoad:
-    """The tuples.
-
-    Example:
-        >>> load = ChaosLoad(rate=1_500.0, keys=10, seed=3)
-        >>> times = load.generator.table(1, LANES, 0, 4).column("time").to_pylist()
-        >>> [load.lane(time) for time in times]
-        [1, 1, 1, 1]
-    """
+    """The tuples."""
 
     rate: float = 1_500.0
     """Per second, of all tasks together."""
@@ -112,12 +101,8 @@ class Chain(Operator):
     """Chains the tuples of a key, each lane apart."""
 
     output: ClassVar[Any] = LINKS
-    state_schema: ClassVar[Any] = pa.schema(
-        [
-            pa.field(f"{what}_{lane}", pa.int64(), False)
-            for lane in range(LANES)
-            for what in ("count", "chain")
-        ]
+    state_schema: ClassVar[Any] = _integers(
+        *(f"{what}_{lane}" for lane in range(LANES) for what in ("count", "chain"))
     )
 
     def __init__(self, load: ChaosLoad) -> None:
@@ -169,13 +154,7 @@ class Shape:
 
 
 def topology_of(load: ChaosLoad, shape: Shape, out: Path) -> Topology:
-    """The whole of it.
-
-    Args:
-        load: The tuples.
-        shape: How the work is divided.
-        out: The sink's folder.
-    """
+    """The whole of it, with `out` as the sink's folder."""
     topology = Topology("chaos")
     rows = topology.source(SOURCE, load.generator, tasks=LANES)
     links = topology.operator(

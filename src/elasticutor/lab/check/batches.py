@@ -18,14 +18,13 @@ from elasticutor.core.executor.executor import Phase
 from elasticutor.core.protocol import batch_protocol as ba
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import instructions as do
-from elasticutor.core.protocol.ids import Epoch, NodeId, Peer, TaskId
-from elasticutor.lab.check.pipeline import ChainOperator, Expected, Row
+from elasticutor.core.protocol.ids import Epoch, NodeId, ShardId, TaskId
+from elasticutor.lab.check.pipeline import ChainOperator, Expected, Row, by_origin
 from elasticutor.lab.check.query_driver import CheckedQueryDriver
 from elasticutor.lab.check.run import CheckedRun
 from elasticutor.lab.check.scenario import Scenario, draw_habits
 from elasticutor.lab.check.spark_task import Feeder
 from elasticutor.lab.check.trace import Trace
-from elasticutor.lab.check.world.durable import QueryCheckpoint
 from elasticutor.lab.check.world.hosts import ExecutorHost
 from elasticutor.lab.check.world.network import Address
 
@@ -55,33 +54,22 @@ class QueryStage:
     output: int = -1
     """The stage that its output is of: its own number, unless it makes lost output again."""
 
-    @property
-    def complete(self) -> bool:
-        """Whether all partitions are done."""
-        return len(self.outputs) == len(self.parts)
-
 
 class QueryRun(CheckedRun):
     """Runs a query: batch after batch, operator after operator."""
-
-    storage = QueryCheckpoint
 
     def __init__(self, scenario: Scenario, trace: Trace | None = None) -> None:
         super().__init__(scenario, trace)
         # Operators of a query are chained by the plan and not by their executors.
         self._operators = scenario.operators
         self._habits = draw_habits(scenario)
-        assert isinstance(self.world.durable, QueryCheckpoint)  # by the class's `storage`
-        self._kept = self.world.durable
         self._drivers = {
-            op.name: CheckedQueryDriver(self, self._kept, op, self, calm=self._habits.calm)
-            for op in self._operators
+            op.name: CheckedQueryDriver(self, op, calm=self._habits.calm) for op in self._operators
         }
         self._inputs = self._cut(scenario)
         self._batch = 0
         self._epoch = Epoch(1)
         self._lives = 0
-        self._turn = 0  # what was begun in an earlier one is over
         self._executions = 0
         self._tasks = 0
         self._stages: list[QueryStage] = []
@@ -93,19 +81,17 @@ class QueryRun(CheckedRun):
 
     def start(self) -> None:
         """Execute the first batch."""
-        self._execute(self._turn)
+        self._execute()
 
     def expected(self) -> Expected:
         """What a sequential run comes to: one operator after the other, on what the last made."""
         expected = Expected()
         rows = [row for batch in self._inputs for row in batch]
         for operator in self._operators:
-            rows = [_rekey(operator, row) for row in rows]
-            state = expected.plain_state(operator)
-            made = [operator.process(state, 0, row, Peer("")) for row in rows]  # type: ignore[arg-type]
+            state = expected.states[operator.name]
+            made = [operator.apply(state, ShardId(0), _rekey(operator, row)) for row in rows]
             rows = [row for outputs in made for _, row in outputs]
-        for row in rows:
-            expected.outputs.setdefault(row[1], []).append(row)
+        expected.outputs = by_origin(rows)
         return expected
 
     def waiting_for(self) -> list[str]:
@@ -173,7 +159,7 @@ class QueryRun(CheckedRun):
     def _replace(self, host: ExecutorHost) -> None:
         """Have another main process, and what the operator's tasks have sent is lost."""
         if not self.done and self.world.executors[host.name] is host:
-            self.place_anywhere(host.name, self._operator_of(host))
+            self.place_anywhere(host.name, host.operator)
             self._driver_of(host.name).lose(f"the main process of {host.name} was lost")
 
     def lose_driver(self) -> None:
@@ -198,9 +184,7 @@ class QueryRun(CheckedRun):
 
     # Batches
 
-    def _execute(self, turn: int) -> None:
-        if turn != self._turn:
-            return
+    def _execute(self) -> None:
         self._executions += 1
         self.oracle.counts["executions"] += 1
         self._begin_stage(0, self._inputs[self._batch])
@@ -211,30 +195,26 @@ class QueryRun(CheckedRun):
             self.oracle.violate(f"fence: batch {self._skipped[0]} was skipped without an error")
         if self.rng.random() < self._habits.again:
             self.oracle.counts["executed_again"] += 1
-            self._turn += 1
-            self.clock.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
+            self.turn += 1
+            self.soon(self.rng.uniform(0.0, 0.01), self._execute)
         else:
-            self.clock.after(self.storage_s(), self._publish, self._turn, rows)
+            self.soon(self.storage_s(), self._publish, rows)
 
-    def _publish(self, turn: int, rows: list[Row]) -> None:
+    def _publish(self, rows: list[Row]) -> None:
         """Publish the batch once, as a sink that knows batches by their numbers."""
-        if turn != self._turn:
-            return
         if self.rng.random() < self.scenario.rates.crash_before_commit:
             self._restart("a crash before the sink's commit")
             return
-        made = _by_origin(rows)
+        made = by_origin(rows)
         if self._batch == self._published_until:
             self.published.extend(rows)
             self._published_until += 1
             self._last_published = made
         elif made != self._last_published:
             self.oracle.violate(f"outputs: batch {self._batch} came to something else again")
-        self.clock.after(self.storage_s(), self._commit, turn)
+        self.soon(self.storage_s(), self._commit)
 
-    def _commit(self, turn: int) -> None:
-        if turn != self._turn:
-            return
+    def _commit(self) -> None:
         if self.rng.random() < self._habits.crash_around_commit:
             self._restart("a crash before the batch's commit")
             return
@@ -247,7 +227,7 @@ class QueryRun(CheckedRun):
         if self.rng.random() < self._habits.crash_around_commit:
             self._restart("a crash after the batch's commit")
         else:
-            self.clock.after(self.storage_s(), self._execute, turn)
+            self.soon(self.storage_s(), self._execute)
 
     def _execution_failed(self, reason: str) -> None:
         if self._may_skip() and self.rng.random() < self._habits.skips:
@@ -257,7 +237,7 @@ class QueryRun(CheckedRun):
             self._restart(reason)
             return
         self._abandon(f"execution {self._executions} failed: {reason}")
-        self.clock.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
+        self.soon(self.rng.uniform(0.0, 0.01), self._execute)
 
     def _may_skip(self) -> bool:
         """Whether the batch has come to the first operator, is not in its state, and not the last.
@@ -268,7 +248,7 @@ class QueryRun(CheckedRun):
         first = self._operators[0]
         driver = self._drivers[first.name]
         known = driver.knows(self._epoch) and not driver.writes(self._epoch)
-        kept = self._kept.newest_below(first.executor_names[0], Epoch(self._epoch + 1))
+        kept = self.world.durable.newest_below(first.executor_names[0], Epoch(self._epoch + 1))
         more = self._batch + 1 < len(self._inputs)
         return self._skipped is None and more and known and kept != self._epoch
 
@@ -281,7 +261,7 @@ class QueryRun(CheckedRun):
         self._abandon(f"batch {self._batch} is skipped")
         self._skipped = (self._batch, self._epoch)
         self._batch, self._epoch = self._batch + 1, Epoch(self._epoch + 1)
-        self.clock.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
+        self.soon(self.rng.uniform(0.0, 0.01), self._execute)
 
     def _restart(self, reason: str, *, everything: bool = False) -> None:
         """Restart the query; what is committed decides with which batch."""
@@ -289,14 +269,14 @@ class QueryRun(CheckedRun):
         self._abandon(f"the query ends: {reason}")
         for driver in self._drivers.values():
             driver.close(reason, replace=everything or self.rng.random() < 0.5)
-        self.clock.after(self.rng.uniform(0.0, 0.01), self._execute, self._turn)
+        self.soon(self.rng.uniform(0.0, 0.01), self._execute)
 
     def _abandon(self, reason: str) -> None:
         self.note("spark", reason)
         if self._skipped is not None:
             (self._batch, self._epoch), self._skipped = self._skipped, None
-        stages = [stage for stage in self._stages if stage.turn == self._turn]
-        self._turn += 1
+        stages = [stage for stage in self._stages if stage.turn == self.turn]
+        self.turn += 1
         self._stage = None
         for stage in stages:
             for feeder in stage.running.values():
@@ -317,7 +297,7 @@ class QueryRun(CheckedRun):
     def count(self, stage: int) -> tuple[int, int, int] | None:
         """Tasks that a stage runs, its partitions, and what its output is for; None: it is gone."""
         found = self._stages[stage] if stage < len(self._stages) else None
-        if found is None or found.turn != self._turn:
+        if found is None or found.turn != self.turn:
             return None
         return found.tasks, len(found.parts), found.output
 
@@ -343,7 +323,7 @@ class QueryRun(CheckedRun):
     def _add_stage(self, operator: ChainOperator, parts: list[list[Row]]) -> QueryStage:
         slots = self.rng.randint(1, len(parts))
         number = len(self._stages)
-        stage = QueryStage(operator, number, self._executions, self._turn, parts, slots, len(parts))
+        stage = QueryStage(operator, number, self._executions, self.turn, parts, slots, len(parts))
         stage.output = number
         stage.waiting.extend(range(len(parts)))
         self._stages.append(stage)
@@ -384,7 +364,7 @@ class QueryRun(CheckedRun):
     # Tasks
 
     def _launch(self, stage: QueryStage) -> None:
-        if stage.turn != self._turn:
+        if stage.turn != self.turn:
             return
         while stage.waiting and len(stage.running) < stage.slots:
             self._start_task(stage, stage.waiting.popleft())
@@ -410,7 +390,7 @@ class QueryRun(CheckedRun):
 
     def _copy(self, stage: QueryStage, part: int) -> None:
         """Run a task a second time, since the first seems slow."""
-        if stage.turn == self._turn and (part not in stage.outputs or self.rng.random() < 0.3):
+        if stage.turn == self.turn and (part not in stage.outputs or self.rng.random() < 0.3):
             self.oracle.counts["copied_tasks"] += 1
             self._start_task(stage, part)
 
@@ -430,13 +410,13 @@ class QueryRun(CheckedRun):
             self._task_failed(stage, feeder, order.reason)
             return
         stage.running.pop(feeder.task.task, None)
-        if stage.turn == self._turn:
+        if stage.turn == self.turn:
             stage.outputs.setdefault(feeder.task.partition, feeder.outputs)
             self._go_on(stage)
 
     def _task_failed(self, stage: QueryStage, feeder: Feeder, reason: str) -> None:
         stage.running.pop(feeder.task.task, None)
-        if stage.turn != self._turn:
+        if stage.turn != self.turn:
             return
         part = feeder.task.partition
         if part not in stage.outputs:  # a copy of one that is done is not missed
@@ -450,7 +430,7 @@ class QueryRun(CheckedRun):
 
     def _go_on(self, stage: QueryStage) -> None:
         self._launch(stage)
-        if stage is self._stage and stage.complete:
+        if stage is self._stage and len(stage.outputs) == len(stage.parts):
             if stage.refusable and stage.tasks < len(stage.parts):
                 self.oracle.violate(f"fence: stage {stage.number} was run in part, to its end")
             self._end_stage(stage)
@@ -464,13 +444,6 @@ class QueryRun(CheckedRun):
             batches.append(rows[:count])
             rows = rows[count:]
         return batches
-
-
-def _by_origin(rows: Iterable[Row]) -> dict[int, list[Row]]:
-    found: dict[int, list[Row]] = {}
-    for row in rows:
-        found.setdefault(row[1], []).append(row)
-    return found
 
 
 def _rekey(operator: ChainOperator, row: Row) -> Row:

@@ -13,7 +13,7 @@ from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import Attempt, MoveId, Peer, TaskId
 from elasticutor.errors import LATE, ProtocolError
-from elasticutor.lab.check.pipeline import ChainOperator, Expected, Row
+from elasticutor.lab.check.pipeline import ChainOperator, Expected, Row, by_origin
 from elasticutor.lab.check.world.hosts import ExecutorHost
 
 TO_UPSTREAMS = (do.GrantCredit, do.Emit, do.EmitMarker)
@@ -85,7 +85,7 @@ class Oracle:
             self._check_memory(host, event)  # type: ignore[arg-type]
         if kind in ev.MOVE_EVENTS and heard_by_peers(instructions):
             self.violate(f"{host.name}: upstreams heard of {event}")
-        self._check_nobody_waits_in_vain(host)
+        self._check_waiting(host)
         self._count_moves(host, watch, instructions)
 
     def before_attempt(self, host: ExecutorHost, begun: ev.AttemptBegun) -> None:
@@ -111,7 +111,7 @@ class Oracle:
         for phase in {move.phase for move in under_way}:
             self.counts[f"aborts_while_{phase.value}"] += 1
 
-    def _check_nobody_waits_in_vain(self, host: ExecutorHost) -> None:
+    def _check_waiting(self, host: ExecutorHost) -> None:
         """A held shard, a move or an upstream holds up nothing but what it must."""
         core = host.core
         if core.starving():
@@ -256,9 +256,7 @@ class Oracle:
             )
 
     def _check_outputs(self, expected: Expected, published: list[Row]) -> None:
-        found: dict[int, list[Row]] = {}
-        for row in published:
-            found.setdefault(row[1], []).append(row)
+        found = by_origin(published)
         for origin in sorted({*found, *expected.outputs}):
             got, wanted = found.get(origin, []), expected.outputs.get(origin, [])
             if got != wanted:

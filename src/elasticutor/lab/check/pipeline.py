@@ -8,9 +8,10 @@ way, so a hash chained over their sequence numbers and payloads tells every loss
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ import pyarrow as pa
 from elasticutor.core.executor.batch import ShardArray
 from elasticutor.core.keys import executors_of, key_hashes, shards_of
 from elasticutor.core.protocol.ids import Peer, ShardId
-from elasticutor.state.cache import Codec
+from elasticutor.state.cache import Codec, StateCache
 
 Row = tuple[int, int, int, int]
 """Key, origin, sequence, payload."""
@@ -29,19 +30,6 @@ Style = Literal["in place", "set", "clearing"]
 ROW_BYTES = 16
 SINK = Peer("sink")
 _EDGES = 4  # more than any operator has downstream
-
-
-class ChainState(Protocol):
-    """What an operator needs of a state: a task's cache, or a plain dictionary."""
-
-    def get(self, shard: ShardId, key: Hashable, default: Any = None) -> Any:
-        """The key's state, live; the default where it has none."""
-
-    def set(self, shard: ShardId, key: Hashable, value: Any) -> None:
-        """Make this the key's state."""
-
-    def clear(self, shard: ShardId, key: Hashable) -> None:
-        """Let the key have no state."""
 
 
 class PlainState:
@@ -92,17 +80,14 @@ class ChainOperator:
     def __post_init__(self) -> None:
         hashes = key_hashes(pa.array(range(self.keys)))
         places = executors_of(hashes, self.executors).tolist()
-        self._executor_of = [self.executor_name(place) for place in places]
+        names = self.executor_names
+        self._executor_of = [names[place] for place in places]
         self._shard_of = shards_of(hashes, self.shards)
-
-    def executor_name(self, index: int) -> Peer:
-        """What the executor of this number is called."""
-        return Peer(f"{self.name}/{index}")
 
     @property
     def executor_names(self) -> list[Peer]:
         """All executors of this operator."""
-        return [self.executor_name(index) for index in range(self.executors)]
+        return [Peer(f"{self.name}/{index}") for index in range(self.executors)]
 
     def executor_of(self, key: int) -> Peer:
         """The executor that owns a key."""
@@ -124,29 +109,33 @@ class ChainOperator:
         return rows * ROW_BYTES
 
     def process(
-        self, state: ChainState, shard: ShardId, row: Row, upstream: Peer
+        self, state: StateCache | PlainState, shard: ShardId, row: Row, upstream: Peer
     ) -> list[tuple[Peer, Row]]:
         """Apply one tuple to the state; returns what goes where."""
+        end = upstream if self.returns else SINK
+        made = self.apply(state, shard, row)
+        return [(end if to is None else to.executor_of(out[0]), out) for to, out in made]
+
+    def apply(
+        self, state: StateCache | PlainState, shard: ShardId, row: Row
+    ) -> list[tuple[ChainOperator | None, Row]]:
+        """Apply one tuple to the state; returns which operator gets what, None at the end."""
         self._chain(state, shard, row)
         key, origin, sequence, payload = row
         numbers = range(sequence * self.copies, (sequence + 1) * self.copies)
-        if self.returns:
-            return [(upstream, (key, origin, number, payload)) for number in numbers]
-        if not self.downstream:
-            return [(SINK, (key, origin, number, payload)) for number in numbers]
-        made = []
-        for edge, operator in enumerate(self.downstream, start=1):
-            following = operator.key_from(key)
-            place = operator.executor_of(following)
-            path = origin * _EDGES + edge
-            made += [(place, (following, path, number, payload)) for number in numbers]
-        return made
+        if self.returns or not self.downstream:
+            return [(None, (key, origin, number, payload)) for number in numbers]
+        return [
+            (operator, (operator.key_from(key), origin * _EDGES + edge, number, payload))
+            for edge, operator in enumerate(self.downstream, start=1)
+            for number in numbers
+        ]
 
     def key_from(self, key: int) -> int:
         """This operator's key for a tuple that had another key upstream."""
         return (key * 7 + len(self.name)) % self.keys
 
-    def _chain(self, state: ChainState, shard: ShardId, row: Row) -> None:
+    def _chain(self, state: StateCache | PlainState, shard: ShardId, row: Row) -> None:
         key, origin, _, payload = row
         if self.style == "in place":
             chains = state.get(shard, key, {})
@@ -171,45 +160,35 @@ class ChainOperator:
         return hash((chain, sequence, payload)), sequence
 
 
-def fold(roots: list[tuple[ChainOperator, list[Row]]]) -> Expected:
-    """Returns what a sequential program makes of the inputs of these operators."""
-    expected = Expected()
-    for operator, rows in roots:
-        for row in rows:
-            expected.take(operator, row)
-    return expected
-
-
 class Expected:
     """The final states and outputs of a sequential run."""
 
     def __init__(self) -> None:
-        self.states: dict[str, PlainState] = {}
+        self.states: defaultdict[str, PlainState] = defaultdict(PlainState)
+        """By operator."""
         self.outputs: dict[int, list[Row]] = {}
-        self._by_executor: dict[Peer, ChainOperator] = {}
+        """By origin."""
 
     def take(self, operator: ChainOperator, row: Row) -> None:
         """Let one tuple run through, to the end."""
-        state = self.plain_state(operator)
-        for destination, output in operator.process(state, ShardId(0), row, SINK):
-            if destination == SINK:
+        for following, output in operator.apply(self.states[operator.name], ShardId(0), row):
+            if following is None:
                 self.outputs.setdefault(output[1], []).append(output)
             else:
-                self.take(self._by_executor[destination], output)
-
-    def plain_state(self, operator: ChainOperator) -> PlainState:
-        """The state that an operator has so far."""
-        state = self.states.get(operator.name)
-        if state is None:
-            state = self.states[operator.name] = PlainState()
-            for following in operator.downstream:
-                self._by_executor.update(dict.fromkeys(following.executor_names, following))
-        return state
+                self.take(following, output)
 
     def state(self, operator: ChainOperator) -> dict[bytes, Any]:
         """An operator's final state, by the bytes of its keys."""
-        values = self.states[operator.name].values if operator.name in self.states else {}
+        values = self.states[operator.name].values
         return {operator.codec.dump_key(key): value for key, value in values.items()}
+
+
+def by_origin(rows: Iterable[Row]) -> dict[int, list[Row]]:
+    """Tuples divided by their origins, in their order."""
+    found: dict[int, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row[1], []).append(row)
+    return found
 
 
 def generate(rng: random.Random, source: int, keys: int, count: int, skew: float) -> list[Row]:

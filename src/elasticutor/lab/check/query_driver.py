@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from elasticutor.core.protocol import batch_protocol as ba
 from elasticutor.core.protocol import events as ev
@@ -21,7 +21,6 @@ from elasticutor.core.protocol.succession import Succession
 from elasticutor.errors import StaleAttemptError
 from elasticutor.lab.check.invariants import Fences
 from elasticutor.lab.check.pipeline import ChainOperator
-from elasticutor.lab.check.world.durable import QueryCheckpoint
 from elasticutor.lab.check.world.network import Address
 
 if TYPE_CHECKING:
@@ -30,29 +29,13 @@ if TYPE_CHECKING:
 _GONE_ON = "the run that the stage has begun with is over, and what its other tasks have sent too"
 
 
-class Counts(Protocol):
-    """Knows the stages."""
-
-    def count(self, stage: int) -> tuple[int, int, int] | None:
-        """Tasks that a stage runs, its partitions, and what its output is for; None: it is gone."""
-
-
 class CheckedQueryDriver:
     """Receives the tasks that feed one operator."""
 
-    def __init__(
-        self,
-        run: QueryRun,
-        kept: QueryCheckpoint,
-        operator: ChainOperator,
-        counts: Counts,
-        *,
-        calm: bool,
-    ) -> None:
+    def __init__(self, run: QueryRun, operator: ChainOperator, *, calm: bool) -> None:
         self._run = run
-        self._kept = kept
+        self._kept = run.world.durable
         self._operator = operator
-        self._counts = counts
         self._batches: Batches | None = None  # None: no run is there
         self._opened = 0
         self._attempt = Attempt(0)
@@ -60,7 +43,7 @@ class CheckedQueryDriver:
         self._addresses: dict[ba.Ingress, Address] = {}
         self._jobs: deque[tuple[Callable[[], None], ba.BatchEvent]] = deque()
         self._free_at = 0.0
-        self._fences = Fences(operator.name, self._newest_below, run.oracle.violate, calm=calm)
+        self._fences = Fences(operator.name, self._newest_below, run.oracle.violate, calm)
 
     def waiting_for(self) -> list[str]:
         """Why it does not go on, if it does not."""
@@ -142,7 +125,7 @@ class CheckedQueryDriver:
     def forget_stages(self) -> None:
         """Forget all stages: another driver numbers them from the first again."""
         self._succession = Succession()
-        self._fences.started_over()
+        self._fences.stage = -1
 
     def _give_up(self, reason: str) -> None:
         batches = self._batches
@@ -155,8 +138,7 @@ class CheckedQueryDriver:
 
     def _open(self, epoch: Epoch) -> None:
         base = self._newest_below(epoch)
-        for name in self._operator.executor_names:
-            self._kept.go_back(name, base)
+        self._go_back(base)
         names = self._operator.executor_names
         self._batches = Batches(names, committed=base, first=self._attempt)
         self._succession.bequeath(self._batches)
@@ -195,23 +177,18 @@ class CheckedQueryDriver:
             self._run.world.network.send(self._run.world.driver, address, order)
 
     def _count(self, opened: int, order: ba.CountTasks) -> None:
-        if opened != self._opened:
-            return
-        found = self._counts.count(order.stage)
-        if found is None:
-            self._cannot_count(order)
-        else:
-            self.tell(ba.StageCounted(order.execution, order.stage, *found))
-
-    def _cannot_count(self, order: ba.CountTasks) -> None:
         batches = self._batches
-        if batches is None:
+        if opened != self._opened or batches is None:
+            return
+        found = self._run.count(order.stage)
+        if found is not None:
+            self.tell(ba.StageCounted(order.execution, order.stage, *found))
             return
         was_idle, reason = batches.idle, f"the size of stage {order.stage} is not known"
-        orders = batches.cannot_count(order, reason)
+        answers = batches.cannot_count(order, reason)
         if batches.idle and not was_idle:
             self._run.abort(reason)
-        for answer in orders:
+        for answer in answers:
             self._carry_out(answer)
 
     # The checkpoint's writer

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from elasticutor.core.executor.tasks import TaskStatus
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import NodeId, Peer, ShardId, TaskId
@@ -35,19 +34,19 @@ _MOST_CORES = 5
 class CheckedRun(ABC):
     """A scenario being run; also the surroundings of its simulated processes."""
 
-    storage: type[Durable] = Durable
-
     def __init__(self, scenario: Scenario, trace: Trace | None = None) -> None:
         self.scenario = scenario
         self.rng = random.Random(scenario.seed + 1_000_003)
         self.clock = Clock()
         network = Network(self.clock, self.rng, self.delay_s)
-        self.world = World(self.clock, network, self.storage(), self)
+        self.world = World(self.clock, network, Durable(), self)
         most = max(len(operator.downstream) for operator in scenario.operators)
         self.oracle = Oracle(self._largest_batch(), destinations=max(1, most))
         self.trace = trace
         self.published: list[Row] = []
         self.done = False
+        self.turn = 0
+        """What was begun in an earlier one is over: its driver is gone, or its batch abandoned."""
         self._nodes = [NodeId(f"n{n}") for n in range(scenario.nodes)]
         self._next_node = scenario.nodes
         self._incarnations = 0
@@ -114,15 +113,18 @@ class CheckedRun(ABC):
         except Exception:  # whatever the core raises unasked is what the checker is for
             self.oracle.violate(f"exception: {traceback.format_exc()}")
 
+    def soon(self, delay_s: float, action: Callable[..., None], *args: Any) -> None:
+        """Do something later, unless this turn is over by then."""
+        self.clock.after(delay_s, self._in_turn, self.turn, action, *args)
+
+    def _in_turn(self, turn: int, action: Callable[..., None], *args: Any) -> None:
+        if turn == self.turn:
+            action(*args)
+
     def _check_end(self) -> None:
         committed = {name: self.world.durable.state(name) for name in self.world.executors}
-        self.oracle.check_end(
-            self.hosts_at_end(),
-            self.scenario.operators,
-            self.expected(),
-            committed,
-            self.published,
-        )
+        hosts, operators = self.hosts_at_end(), self.scenario.operators
+        self.oracle.check_end(hosts, operators, self.expected(), committed, self.published)
 
     def hosts_at_end(self) -> list[ExecutorHost]:
         """The main processes to be looked at when all is done."""
@@ -210,7 +212,7 @@ class CheckedRun(ABC):
             node,
             self.scenario.config,
             operator,
-            slice_records=self.scenario.slice_records,
+            self.scenario.slice_records,
         )
         self._incarnations += 1
         for core in cores:
@@ -235,10 +237,6 @@ class CheckedRun(ABC):
         self.note("driver", f"ABORT: {reason}")
         self.oracle.aborted(list(self.world.executors.values()))
 
-    def _operator_of(self, host: ExecutorHost) -> ChainOperator:
-        name = host.name.split("/")[0]
-        return next(op for op in self.scenario.operators if op.name == name)
-
     def _balance(self, host: ExecutorHost) -> None:
         if host.alive and not self.done:
             host.tell(ev.BalanceDue())
@@ -246,8 +244,7 @@ class CheckedRun(ABC):
 
     def _replace_cores(self, host: ExecutorHost) -> None:
         """Give an executor without a core another one, as a scheduler does."""
-        staying = [t for t in host.core.tasks.values() if t.status is not TaskStatus.LEAVING]
-        if not staying:
+        if not host.staying:
             host.tell(ev.CoreGranted(self.rng.choice(self._nodes)))
 
     # Trouble
@@ -316,7 +313,7 @@ class CheckedRun(ABC):
                 self.note("fault", f"take task {task} of {host.name} for lost, though it lives")
                 zombie = host.suspect_task(task, lives_on_s=self.rng.uniform(0.0, 0.1))
                 # What it reads may change under its hands; that is no fault while it stays unseen.
-                zombie.operator = replace(self._operator_of(host), complain=lambda text: None)
+                zombie.operator = replace(host.operator, complain=lambda text: None)
             else:
                 self.note("fault", f"kill task {task} of {host.name}")
                 self.lose_task_of(host, task)
@@ -354,8 +351,4 @@ class CheckedRun(ABC):
         if host is not None and host.tasks:
             task = host.tasks[self.rng.choice(sorted(host.tasks))]
             task.slowness = self.rng.choice((5.0, 30.0))
-            self.clock.after(0.05, self._speed_up, task)
-
-    @staticmethod
-    def _speed_up(task: TaskHost) -> None:
-        task.slowness = 1.0
+            self.clock.after(0.05, setattr, task, "slowness", 1.0)

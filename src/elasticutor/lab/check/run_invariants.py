@@ -13,28 +13,19 @@ from elasticutor.core.run.participants import Roles
 from elasticutor.core.run.phases import RunPhase, Terms
 
 _GOING = (RunPhase.STARTING, RunPhase.RUNNING, RunPhase.RECOVERING, RunPhase.DRAINING)
+"""When a loss has to be answered with a successor."""
 _TOO_OFTEN = " was lost too often"
 
 
 class RunInvariants:
     """Watches the events and the instructions of one run.
 
-    It keeps books of its own: which life of whom was started, is up, or is dropped.
-
-    Args:
-        roles: Who takes part.
-        terms: What the run keeps to.
-        violate: Takes what must not be.
-        durable: Whether it has a checkpoint.
+    It keeps books of its own: which life of whom was started, is up, or is dropped. `durable` says
+    whether the run has a checkpoint.
     """
 
     def __init__(
-        self,
-        roles: Roles,
-        terms: Terms,
-        violate: Callable[[str], None],
-        *,
-        durable: bool = True,
+        self, roles: Roles, terms: Terms, violate: Callable[[str], None], *, durable: bool = True
     ) -> None:
         self._terms = terms
         self._violate = violate
@@ -53,11 +44,6 @@ class RunInvariants:
         self._attempt = Attempt(0)
         self._counted = Attempt(0)
         self._losses: Counter[str] = Counter()
-
-    @property
-    def going(self) -> bool:
-        """Whether a loss has to be answered with a successor."""
-        return self._phase in _GOING
 
     def handled(self, event: ev.RunEvent, instructions: Sequence[do.RunInstruction]) -> None:
         """Look at one event, and at everything that is ordered because of it."""
@@ -79,10 +65,12 @@ class RunInvariants:
                 self._up[who] = life
             case ev.ParticipantUp(who, life) if instructions:
                 self._violate(f"life: life {life} of {who} is over, and was let in")
-            case co.ProcessLost(who, life, None) if self.going and self._current(who, life):
-                if not any(
-                    isinstance(order, do.DropLife) and order.who == who for order in instructions
-                ) and not self._gives_up(instructions):
+            case co.ProcessLost(who, life, None) if self._phase in _GOING and self._current(
+                who, life
+            ):
+                drops = [o.who for o in instructions if isinstance(o, do.DropLife)]
+                phases = [o.phase for o in instructions if isinstance(o, do.EnterPhase)]
+                if who not in drops and RunPhase.ENDING not in phases:
                     self._violate(f"life: the loss of {who} was not noticed")
             case co.ProcessLost(who, life, task) if not self._current(who, life) and instructions:
                 self._violate(f"life: life {life} of {who} is over, and its loss acted on: {task}")
@@ -147,10 +135,3 @@ class RunInvariants:
 
     def _current(self, who: Peer, life: int) -> bool:
         return self._started.get(who) == life and self._dropped.get(who, -1) < life
-
-    @staticmethod
-    def _gives_up(instructions: Sequence[do.RunInstruction]) -> bool:
-        return any(
-            isinstance(order, do.EnterPhase) and order.phase is RunPhase.ENDING
-            for order in instructions
-        )

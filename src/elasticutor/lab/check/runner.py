@@ -92,13 +92,7 @@ class CheckResult:
 
 
 def run_seed(seed: int, trace: Trace | None = None) -> SeedResult:
-    """Run one seed; the same seed always gives the same run.
-
-    Example:
-        >>> result = run_seed(3)
-        >>> result.violations, result.counts["tuples"] > 500
-        ((), True)
-    """
+    """Run one seed; the same seed always gives the same run."""
     scenario = draw(seed)
     run = (QueryRun if scenario.batches else TopologyRun)(scenario, trace)
     run.execute()
@@ -118,7 +112,7 @@ def run_seeds(
 
     Args:
         seeds: Which ones.
-        processes: How many processes to use; 1 runs them in this one. Default: one per core.
+        processes: How many to use; 1 runs them in this one. Default: one per core.
         until_failure: Stop at the first seed that goes wrong.
         patience_s: How long to wait for the next result of another process. A seed takes a
             fraction of a second; but a process that is killed from outside never answers.

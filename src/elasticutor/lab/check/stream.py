@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from elasticutor.core.executor.tasks import TaskStatus
 from elasticutor.core.paradigm import Paradigm
 from elasticutor.core.protocol import coordinator as co
 from elasticutor.core.protocol import events as ev
@@ -26,7 +25,7 @@ from elasticutor.core.run.participants import Roles
 from elasticutor.core.run.phases import OVER, RunError, RunPhase, Terms
 from elasticutor.core.scheduler.placement import Placement
 from elasticutor.errors import OutOfOrderError
-from elasticutor.lab.check.pipeline import SINK, Expected, fold
+from elasticutor.lab.check.pipeline import SINK, Expected
 from elasticutor.lab.check.run import CheckedRun
 from elasticutor.lab.check.run_invariants import RunInvariants
 from elasticutor.lab.check.scenario import Scenario
@@ -74,16 +73,11 @@ class TopologyRun(CheckedRun):
             tuple(self._find_groups()),
             tuple(f"host {n}" for n in range(rng.choice((1, 2)))),
         )
+        ends_when_drained, restarts = rng.random() < 0.5, rng.choice((1, 2, 5))
+        epoch_s, elastic = scenario.epoch_s, Paradigm.ELASTIC
         self._terms = Terms(
-            Paradigm.ELASTIC,
-            None,
-            rng.random() < 0.5,
-            _START_S,
-            scenario.epoch_s,
-            _PATIENCE_S,
-            rng.choice((1, 2, 5)),
+            elastic, None, ends_when_drained, _START_S, epoch_s, _PATIENCE_S, restarts
         )
-        self._drivers = 0
         self._processes: dict[Peer, _Simulated] = {}
         self._book: dict[Peer, Address] = {}
         self._hosts_up: set[int] = set()
@@ -99,8 +93,11 @@ class TopologyRun(CheckedRun):
 
     def expected(self) -> Expected:
         """What a sequential run comes to."""
-        inputs = self.scenario.inputs
-        return fold([(self.scenario.root_of(n), rows) for n, rows in enumerate(inputs)])
+        expected = Expected()
+        for root, rows in self._inputs.values():
+            for row in rows:
+                expected.take(root, row)
+        return expected
 
     def waiting_for(self) -> list[str]:
         """Why it does not go on, if it does not."""
@@ -146,11 +143,9 @@ class TopologyRun(CheckedRun):
 
     def _later(self, event: ru.RunEvent, delay_s: float) -> None:
         """Let the driver learn of something, unless it is another one by then."""
-        self.clock.after(delay_s, self._learn, event, self._drivers)
+        self.soon(delay_s, self._learn, event)
 
-    def _learn(self, event: ru.RunEvent, driver: int) -> None:
-        if driver != self._drivers:
-            return
+    def _learn(self, event: ru.RunEvent) -> None:
         self.decide(event)
         if self._life.phase in OVER and self._life.error is None:
             self._notice_at_the_end(event)
@@ -201,11 +196,11 @@ class TopologyRun(CheckedRun):
                 self.world.peers.update({who: self._book[who] for who in whom})
             case order.StartMain(who, life, placed):
                 self._processes[who] = _Simulated(life)
-                self._start_later(self._main_up, who, life, placed)
+                self.soon(self.startup_s(), self._main_up, who, life, placed)
             case order.StartOnHost(number, ends) if number in self._hosts_up:
                 for who, life in ends:
                     self._processes[who] = _Simulated(life, host=number)
-                    self._start_later(self._end_up, who, life)
+                    self.soon(self.startup_s(), self._end_up, who, life)
             case order.DropLife(who, life):
                 self._book.pop(who, None)
                 self._kill(who, life)
@@ -216,7 +211,7 @@ class TopologyRun(CheckedRun):
             case co.StopSending(who) | co.AskToRest(who) if who not in self._operators:
                 self._send(who, what)  # behind what it was sent before, such as a commit
             case co.AskToRest(who):
-                self._rest(who, self._drivers)
+                self._rest(who)
             case order.Wake(at):
                 self._later(ru.Tick(), max(0.0, at - self.clock.now))
             case order.DiscardUncommitted(attempt) if attempt > self._base.attempt + 1:
@@ -245,22 +240,21 @@ class TopologyRun(CheckedRun):
         host = self.world.executors.get(who)
         if host is None:
             return
-        tasks = host.core.tasks.values()
-        have = Counter(task.node for task in tasks if task.status is not TaskStatus.LEAVING)
-        for node in (wanted - have).elements():
+        for node in (wanted - Counter(host.staying.values())).elements():
             if node in self._nodes:
                 host.tell(ev.CoreGranted(node))
 
-    def _rest(self, who: Peer, driver: int) -> None:
+    def _rest(self, who: Peer) -> None:
         """Answer when nothing is under way, unless the process is gone by then."""
         simulated = self._processes.get(who)
-        if driver != self._drivers or simulated is None or simulated.end is None:
+        if simulated is None or simulated.end is None:
             return
         if who in self._operators and self.world.executors[who].core.moves:
-            self.clock.after(self.startup_s(), self._rest, who, driver)
+            self.soon(self.startup_s(), self._rest, who)
         else:
             rested = co.ParticipantRested(who)
-            self.world.network.send(self._address_of(who), self.world.driver, rested)
+            address = self._book.get(who, Address(""))
+            self.world.network.send(address, self.world.driver, rested)
 
     # The manifest
 
@@ -285,25 +279,19 @@ class TopologyRun(CheckedRun):
 
     def _start_hosts(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            self.clock.after(self.startup_s(), self._host_up, number, self._drivers)
+            self.soon(self.startup_s(), self._host_up, number)
 
-    def _host_up(self, number: int, driver: int) -> None:
-        if driver == self._drivers:
-            self._hosts_up.add(number)
-            self.decide(ru.HostUp(number))
+    def _host_up(self, number: int) -> None:
+        self._hosts_up.add(number)
+        self.decide(ru.HostUp(number))
 
-    def _start_later(self, up: Callable[..., None], *args: Any) -> None:
-        self.clock.after(self.startup_s(), up, self._drivers, *args)
-
-    def _starting(self, driver: int, who: Peer, life: int) -> _Simulated | None:
-        """The process that comes up, if nothing has happened to it meanwhile."""
+    def _there(self, who: Peer, life: int) -> _Simulated | None:
+        """The process, if nothing has happened to it since it was started."""
         simulated = self._processes.get(who)
-        if driver != self._drivers or simulated is None or simulated.life != life:
-            return None
-        return simulated
+        return simulated if simulated is not None and simulated.life == life else None
 
-    def _main_up(self, driver: int, who: Peer, life: int, placed: Placement) -> None:
-        simulated = self._starting(driver, who, life)
+    def _main_up(self, who: Peer, life: int, placed: Placement) -> None:
+        simulated = self._there(who, life)
         if simulated is None or placed.node not in self._nodes:
             return
         cores = [node for node in Counter(placed.cores).elements() if node in self._nodes]
@@ -313,8 +301,8 @@ class TopologyRun(CheckedRun):
         simulated.end = host.die
         self._register(who, life, host.address)
 
-    def _end_up(self, driver: int, who: Peer, life: int) -> None:
-        simulated = self._starting(driver, who, life)
+    def _end_up(self, who: Peer, life: int) -> None:
+        simulated = self._there(who, life)
         if simulated is None or simulated.host not in self._hosts_up:
             return
         self._incarnations += 1
@@ -338,18 +326,13 @@ class TopologyRun(CheckedRun):
         up = ru.ParticipantUp(who, life, address)
         self.world.network.send(address, self.world.driver, up)
 
-    def _address_of(self, who: Peer) -> Address:
-        return self._book.get(who, Address(""))
-
-    def _kill(self, who: Peer, life: int) -> bool:
+    def _kill(self, who: Peer, life: int) -> None:
         """End a process if it is still there; one that is only starting never comes up."""
-        simulated = self._processes.get(who)
-        if simulated is None or simulated.life != life:
-            return False
-        del self._processes[who]
-        if simulated.end is not None:
-            simulated.end()
-        return True
+        simulated = self._there(who, life)
+        if simulated is not None:
+            del self._processes[who]
+            if simulated.end is not None:
+                simulated.end()
 
     # Losses
 
@@ -451,7 +434,7 @@ class TopologyRun(CheckedRun):
 
     def _submit_again(self, reason: str) -> None:
         self.abort(reason)
-        self._drivers += 1
+        self.turn += 1
         self._writing = None
         self.world.network.leave(self.world.driver)
         self.world.network.join(self.world.driver, self.driver_receives)

@@ -35,13 +35,7 @@ class Trace:
 
 
 def describe(message: Any) -> str:
-    """Returns a message in one line, with what it carries counted instead of printed.
-
-    Example:
-        >>> from elasticutor.core.protocol.events import TaskLost
-        >>> describe(TaskLost(3))
-        'TaskLost task=3'
-    """
+    """Returns a message in one line, with what it carries counted instead of printed."""
     kind = type(message)
     slots: tuple[str, ...] = getattr(kind, "__slots__", ())
     fields: tuple[str, ...] = getattr(kind, "__struct_fields__", slots)

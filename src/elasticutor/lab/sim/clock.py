@@ -16,20 +16,7 @@ Action = Callable[..., None]
 
 
 class Clock:
-    """The time now, and what is due when; at the same time, in the order of asking.
-
-    Args:
-        now: When it begins.
-
-    Example:
-        >>> clock, log = Clock(), []
-        >>> clock.after(2.0, log.append, "second")
-        >>> clock.at(1.0, log.append, "first")
-        >>> clock.at(9.0, log.append, "never")
-        >>> clock.run(until=3.0)
-        >>> log, clock.now, clock.events
-        (['first', 'second'], 3.0, 2)
-    """
+    """The time now, and what is due when; at the same time, in the order of asking."""
 
     __slots__ = ("_asked", "_due", "events", "now")
 

@@ -33,40 +33,18 @@ from elasticutor.lab.sim.model.resource_centric import (
     SimulatedLead,
     TableRoutes,
 )
-from elasticutor.lab.sim.model.upstreams import ATTEMPT, FixedRoutes, Flow, Upstream
+from elasticutor.lab.sim.model.upstreams import ATTEMPT, Flow, Routes, Upstream
 from elasticutor.lab.sim.recorder import BIN_S, Recorder
 from elasticutor.lab.sim.scheduling import SimulatedScheduling
 from elasticutor.lab.sim.surge import STEP_S, Surge, SurgeWatch
-from elasticutor.lab.sim.workload import (
-    Arrivals,
-    IntArray,
-    KeySpace,
-    KeyStream,
-    shuffle_times,
-)
+from elasticutor.lab.sim.workload import Arrivals, IntArray, KeySpace, KeyStream, shuffle_times
 
 _SETTING_UP_S = 1.0
 """Before time 0, besides the start of the tasks."""
 
 
 class SimulatedCluster:
-    """One run; `run` may be called once.
-
-    Args:
-        experiment: What to do.
-        clock: Makes its clock, given when that begins.
-
-    Example:
-        >>> from elasticutor.lab.sim.model.machines import Machines
-        >>> small = Experiment(
-        ...     machines=Machines(nodes=2, cores=2), executors=2, shards=16, upstreams=2,
-        ...     keys=100, seconds=1.0, warmup_s=0.5, omega=0,
-        ... )
-        >>> cluster = SimulatedCluster(small)
-        >>> cluster.run()
-        >>> cluster.recorder.done > 0
-        True
-    """
+    """One run; `run` may be called once. `clock` makes its clock, given when that begins."""
 
     def __init__(self, experiment: Experiment, *, clock: Callable[[float], Clock] = Clock) -> None:
         self.experiment = experiment
@@ -79,9 +57,9 @@ class SimulatedCluster:
             machines,
             self.clock,
             self.recorder,
-            work_s=_work(experiment, seeds[0]),
-            tuple_bytes=experiment.tuple_bytes,
-            shard_bytes=experiment.state_bytes,
+            _work(experiment, seeds[0]),
+            experiment.tuple_bytes,
+            experiment.state_bytes,
         )
         self.space = KeySpace(experiment.keys, experiment.zipf, seeds[1])
         times = shuffle_times(experiment.omega, experiment.seconds)
@@ -133,7 +111,7 @@ class SimulatedCluster:
     def _make_upstreams(self, seeds: list[np.random.Generator]) -> list[Upstream]:
         experiment = self.experiment
         digits = len(str(experiment.upstreams - 1))
-        fixed = FixedRoutes(self._owners, self._shards)
+        fixed = Routes(self._owners, self._shards)
         made: list[Upstream] = []
         for number, rng in enumerate(seeds):
             name, node = Peer(f"u{number:0{digits}}"), number % experiment.machines.nodes
@@ -207,12 +185,11 @@ class SimulatedCluster:
             return sum(task.running for task in first.core.tasks.values())
 
         return SurgeWatch(
-            surge,
-            experiment.warmup_s,
-            surge.after / experiment.cost_s,
-            experiment.latency_target_s,
-            cores=cores,
-            backlog=backlog,
+            experiment.warmup_s + surge.at_s,
+            math.ceil(surge.after),
+            surge.after / experiment.cost_s * experiment.latency_target_s,
+            cores,
+            backlog,
             rounds=lambda: self.scheduling.rounds if self.scheduling else 0,
         )
 
@@ -306,11 +283,6 @@ class SimulatedCluster:
     def measured_path_s(self) -> float:
         """CPU time that messages have cost, of all processes, after the warm-up."""
         return self._path_s() - self._path_before_s
-
-    @property
-    def measured_s(self) -> float:
-        """Simulated seconds after the warm-up."""
-        return len(self.recorder.measured) * BIN_S
 
 
 def _work(experiment: Experiment, rng: np.random.Generator) -> Callable[[int], float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
@@ -13,11 +12,12 @@ from elasticutor.core.protocol import instructions as do
 from elasticutor.core.protocol.ids import NodeId, Peer, TaskId
 
 
-class CoreHost(ABC):
+class CoreHost:
     """Hosts an `ElasticExecutor`, and passes each of its instructions on to the addressee.
 
     Subclasses say what that takes: real state, messages that are lost and processes that die in the
-    worlds of the checker; sizes, costs and links on the simulated cluster.
+    worlds of the checker; sizes, costs and links on the simulated cluster. They have a method for
+    each name in `_ADDRESSEES`, which takes the instruction.
     """
 
     _methods: ClassVar[dict[type, Callable[[Any, Any], None]]] = {}
@@ -29,10 +29,6 @@ class CoreHost(ABC):
     def __init__(self, name: Peer, config: ExecutorConfig, home: NodeId, now: float) -> None:
         self.name = name
         self.core = ElasticExecutor(config, home, now)
-
-    @abstractmethod
-    def tell(self, event: Any) -> None:
-        """Let the core handle an event of this process itself, and carry its instructions out."""
 
     def carry_out(self, instructions: Iterable[do.Instruction]) -> None:
         """Pass instructions on, in their order."""
@@ -49,43 +45,9 @@ class CoreHost(ABC):
             if task.status is not TaskStatus.LEAVING
         }
 
-    # By addressee
-
-    @abstractmethod
-    def dispatch(self, order: do.Dispatch) -> None:
-        """Send a chunk of tuples to a task."""
-
-    @abstractmethod
-    def to_task(self, order: Any) -> None:
-        """Send anything else to a task, behind its chunks."""
-
-    @abstractmethod
-    def to_store(self, order: Any) -> None:
-        """Send to the store on a node."""
-
-    @abstractmethod
-    def start_task(self, order: do.StartTask) -> None:
-        """Have a task's process started."""
-
-    @abstractmethod
-    def stop_task(self, order: do.EndTask) -> None:
-        """Have a task's process ended."""
-
-    @abstractmethod
-    def grant(self, order: do.GrantCredit) -> None:
-        """Send a credit to an upstream."""
-
     def emit(self, order: do.Emit | do.EmitMarker) -> None:
-        """Send outputs or a marker to a destination."""
-        raise NotImplementedError(order)  # by default outputs end where they are made
-
-    @abstractmethod
-    def report(self, order: do.ReportReady | do.ReportPrepared | do.ReportFailure) -> None:
-        """Report to the driver."""
-
-    @abstractmethod
-    def record(self, order: Any) -> None:
-        """Take note of something that no process waits for."""
+        """Refuse to send outputs: by default they end where they are made."""
+        raise NotImplementedError(order)
 
 
 _ADDRESSEES = {

@@ -21,15 +21,7 @@ FEWEST_ROWS, MOST_ROWS = 4, 64
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """One run on a simulated cluster; the defaults are the paper's micro-benchmark (5.1).
-
-    Example:
-        >>> experiment = Experiment(omega=0, zipf=0.5)
-        >>> round(experiment.ideal), experiment.executor_count, experiment.shard_count
-        (256000, 32, 256)
-        >>> replace(experiment, paradigm="rc").executor_count
-        256
-    """
+    """One run on a simulated cluster; the defaults are the paper's micro-benchmark (5.1)."""
 
     paradigm: ParadigmName = "elastic"
     machines: Machines = field(default_factory=Machines)

@@ -59,8 +59,6 @@ class Recorder:
     latency: LatencyHistogram = field(default_factory=LatencyHistogram)
     done: int = 0
     """Tuples, since the start of measuring."""
-    done_before: int = 0
-    """Tuples, during the warm-up."""
     remote_bytes: int = 0
     """Tuples and results to and from tasks on other nodes, since the start of measuring."""
     core_moves: int = 0
@@ -90,10 +88,7 @@ class Recorder:
             )
         )
         self._moves_before = moves
-        if measured:
-            self.done += count
-        else:
-            self.done_before += count
+        self.done += count * measured
 
     def _take_ages(self) -> FloatArray:
         """How old each tuple of the bin was when its result arrived."""

@@ -87,26 +87,23 @@ class Report:
 
 
 _RENAMED = {"cpu_beyond_ms": "cpu_beyond_ms_per_tuple"}
-_DIGITS = {
-    "ratio": 4,
-    "bound_ratio": 4,
-    "cpu_beyond_ms": 4,
-    "wall_s_per_simulated_s": 4,
-    "recoveries_s": None,
-}
+_FOUR_DIGITS = ("ratio", "bound_ratio", "cpu_beyond_ms", "wall_s_per_simulated_s")
+_DIGITS = {**dict.fromkeys(_FOUR_DIGITS, 4), "recoveries_s": None}
 """3 of all others; None: as they are."""
 
 
 def report(cluster: SimulatedCluster) -> Report:
     """Returns the figures of a run so far; after its end, of all of it."""
     experiment, recorder = cluster.experiment, cluster.recorder
-    seconds = cluster.measured_s
+    seconds = len(recorder.measured) * BIN_S
     moved = recorder.measured_moves
     far = [one for one in moved if one.remote]
-    recoveries = _recoveries(cluster)
+    bound = 1.0 / experiment.cost_s / float(cluster.space.weights[0])
+    shuffles = [at - experiment.warmup_s for at in cluster.shuffles]
+    recovered = recoveries(shuffles, recorder.measured, min(experiment.ideal, bound))
     blocked = sum(upstream.blocked_s for upstream in cluster.upstreams)
     simulated = max(cluster.clock.now, BIN_S)
-    throughput, bound = _per(recorder.done, seconds), _bound(cluster)
+    throughput = _per(recorder.done, seconds)
     return Report(
         paradigm=experiment.paradigm,
         seconds=seconds,
@@ -126,8 +123,8 @@ def report(cluster: SimulatedCluster) -> Report:
         core_moves=recorder.core_moves,
         sync_ms_p50=_median(one.sync_s * 1e3 for one in moved),
         migration_ms_p50=_median(one.migration_s * 1e3 for one in far),
-        recovery_s=_median(math.inf if math.isnan(s) else s for s in recoveries),
-        recoveries_s=tuple(recoveries),
+        recovery_s=_median(math.inf if math.isnan(s) else s for s in recovered),
+        recoveries_s=tuple(recovered),
         state_migrated_mb_s=_per(sum(one.size for one in moved) / _MB, seconds),
         remote_mb_s=_per(recorder.remote_bytes / _MB, seconds),
         surge=cluster.surge.result() if cluster.surge else None,
@@ -139,17 +136,6 @@ def report(cluster: SimulatedCluster) -> Report:
     )
 
 
-def _recoveries(cluster: SimulatedCluster) -> list[float]:
-    start = cluster.experiment.warmup_s
-    shuffles = [at - start for at in cluster.shuffles]
-    most = min(cluster.experiment.ideal, _bound(cluster))
-    return recoveries(shuffles, cluster.recorder.measured, most)
-
-
-def _bound(cluster: SimulatedCluster) -> float:
-    return 1.0 / cluster.experiment.cost_s / float(cluster.space.weights[0])
-
-
 def recoveries(
     shuffles: Sequence[float], moments: Sequence[Bin], most: float = math.inf
 ) -> list[float]:
@@ -157,32 +143,18 @@ def recoveries(
 
     Steady is the median of the two seconds before a shuffle, and of all shuffles the highest: after
     one that was never recovered from, what comes before the next is not steady. It is no more than
-    what can last. It is normal again at the first moment from which on the mean of two seconds is
-    95 % of that: a saturated cluster's throughput varies by a tenth from bin to bin, and often the
-    dip comes later than the shuffle. A shuffle that costs nothing is recovered from at once.
-
-    Args:
-        shuffles: When they were.
-        moments: What throughput was, from before the first of them.
-        most: The throughput that can last. Queues that fill up may take more for a while.
-
-    Example:
-        >>> levels = [100] * 20 + [99, 60, 50, 60, 97, 96, 99] + [100] * 33
-        >>> moments = [Bin((i + 1) / 10, n, 1.0, 1.0, 1, 0) for i, n in enumerate(levels)]
-        >>> [round(seconds, 1) for seconds in recoveries([2.0], moments)]
-        [0.2]
+    what can last: queues that fill up may take more for a while. It is normal again at the first
+    moment from which on the mean of two seconds is 95 % of that: a saturated cluster's throughput
+    varies by a tenth from bin to bin, and often the dip comes later than the shuffle. A shuffle
+    that costs nothing is recovered from at once.
     """
     end = moments[-1].time_s if moments else 0.0
     past = [at for at in shuffles if at < end]
-    medians = [
-        median(levels)
+    before = [
+        [m.throughput for m in moments if -STEADY_S - _TINY_S < m.time_s - at <= _TINY_S]
         for at in past
-        if (
-            levels := [
-                m.throughput for m in moments if -STEADY_S - _TINY_S < m.time_s - at <= _TINY_S
-            ]
-        )
     ]
+    medians = [median(levels) for levels in before if levels]
     if not medians:
         return []
     enough = RECOVERED * min(max(medians), most)

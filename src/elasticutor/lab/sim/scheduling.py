@@ -24,15 +24,7 @@ _DRIVER = 0
 
 
 class SimulatedScheduling:
-    """Schedules the cores of all executors, and knows which of them has which.
-
-    Args:
-        world: Where they are.
-        hosts: The executors, with the cores that each starts with.
-        upstreams: Their sources.
-        scheduler: Makes the plans.
-        target_s: The latency to be kept.
-    """
+    """Schedules the cores of all executors, each given with those that it starts with."""
 
     def __init__(
         self,
@@ -48,7 +40,6 @@ class SimulatedScheduling:
         """What every executor has, or has been promised."""
         self.rounds = 0
         """How often the scheduler was called."""
-        self.plans: list[tuple[float, CorePlan]] = []
         self._upstreams = upstreams
         self._scheduler = scheduler
         self._target_s = target_s
@@ -79,7 +70,6 @@ class SimulatedScheduling:
         self.rounds += 1
         plan = self._scheduler.decide(clock.now, self._room, [self._seen()])
         if plan is not None:
-            self.plans.append((clock.now, plan))
             self._begin(plan)
 
     def _seen(self) -> TopologySeen:
@@ -114,12 +104,10 @@ class SimulatedScheduling:
             self._order(self._execution.grant(self.cores, in_use, self._room))
 
     def _order(self, orders: Mapping[Peer, dict[NodeId, int]]) -> None:
+        now, send = self._world.clock.now, self._world.links.send
         for name, cores in orders.items():
-            self._set_cores(name, cores)
-
-    def _set_cores(self, name: Peer, cores: dict[NodeId, int]) -> None:
-        more = sum(max(0, n - self.cores[name].get(node, 0)) for node, n in cores.items())
-        self._world.recorder.core_moves += more
-        self.cores[name] = cores
-        host, now = self._hosts[name], self._world.clock.now
-        self._world.links.send(now, _DRIVER, host.node, HEADER_BYTES, host.set_cores, dict(cores))
+            more = sum(max(0, n - self.cores[name].get(node, 0)) for node, n in cores.items())
+            self._world.recorder.core_moves += more
+            self.cores[name] = cores
+            host = self._hosts[name]
+            send(now, _DRIVER, host.node, HEADER_BYTES, host.set_cores, dict(cores))

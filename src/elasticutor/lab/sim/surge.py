@@ -73,46 +73,34 @@ class SurgeOutcome:
         }
 
 
+@dataclass(slots=True, eq=False)
 class SurgeWatch:
-    """Watches an executor from its surge on.
+    """Watches an executor from its surge on."""
 
-    Args:
-        surge: What happens.
-        start_s: When measuring starts.
-        rate: Tuples per second that the executor is sent after the surge.
-        target_s: Its backlog is gone when it is no more than arrives in this time.
-        cores: How many cores it has now.
-        backlog: Tuples that are due for it and not done.
-        rounds: How often the scheduler was called.
-    """
-
-    def __init__(
-        self,
-        surge: Surge,
-        start_s: float,
-        rate: float,
-        target_s: float,
-        *,
-        cores: Callable[[], int],
-        backlog: Callable[[], int],
-        rounds: Callable[[], int],
-    ) -> None:
-        self.at = start_s + surge.at_s
-        self._wanted = math.ceil(surge.after)
-        self._small = rate * target_s
-        self._cores, self._backlog, self._rounds = cores, backlog, rounds
-        self._rounds_before: int | None = None
-        self._got_cores: tuple[int, float] | None = None
-        self._coped_s = math.nan
+    at: float
+    """When its load goes up."""
+    wanted: int
+    """The cores that it needs from then on."""
+    small: float
+    """Its backlog is gone when it is no more than this number of tuples."""
+    cores: Callable[[], int]
+    """How many cores it has now."""
+    backlog: Callable[[], int]
+    """Tuples that are due for it and not done."""
+    rounds: Callable[[], int]
+    """How often the scheduler was called."""
+    _rounds_before: int | None = None
+    _got_cores: tuple[int, float] | None = None
+    _coped_s: float = math.nan
 
     def look(self, now: float) -> bool:
         """See how it copes, first when the load goes up; returns whether there is more to see."""
         since = now - self.at
         if self._rounds_before is None:
-            self._rounds_before = self._rounds()
-        if self._got_cores is None and self._cores() >= self._wanted:
-            self._got_cores = (self._rounds() - self._rounds_before, since)
-        if self._backlog() > self._small:
+            self._rounds_before = self.rounds()
+        if self._got_cores is None and self.cores() >= self.wanted:
+            self._got_cores = (self.rounds() - self._rounds_before, since)
+        if self.backlog() > self.small:
             self._coped_s = math.nan
         elif self._got_cores is not None and math.isnan(self._coped_s):
             self._coped_s = since
@@ -122,4 +110,4 @@ class SurgeWatch:
     def result(self) -> SurgeOutcome:
         """Returns what was seen so far."""
         rounds, seconds = self._got_cores or (None, math.nan)
-        return SurgeOutcome(rounds, seconds, self._coped_s, self._cores())
+        return SurgeOutcome(rounds, seconds, self._coped_s, self.cores())

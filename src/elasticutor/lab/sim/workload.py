@@ -22,12 +22,7 @@ _BLOCK = 16_384  # tuples drawn at once
 
 
 def zipf_weights(keys: int, skew: float) -> FloatArray:
-    """Returns the shares of keys, the most frequent first: 1/rank to the power of the skew.
-
-    Example:
-        >>> zipf_weights(3, 1.0).round(3)
-        array([0.545, 0.273, 0.182])
-    """
+    """Returns the shares of keys, the most frequent first: 1/rank to the power of the skew."""
     if keys < 1:
         raise BadValueError("keys", "be at least 1", keys)
     if not 0 <= skew < math.inf:
@@ -38,12 +33,7 @@ def zipf_weights(keys: int, skew: float) -> FloatArray:
 
 
 def shuffle_times(omega: float, seconds: float) -> list[float]:
-    """Returns when shuffles happen: ω per minute, evenly, the first after half an interval.
-
-    Example:
-        >>> shuffle_times(omega=6, seconds=30)
-        [5.0, 15.0, 25.0]
-    """
+    """Returns when shuffles happen: ω per minute, evenly, the first after half an interval."""
     if not 0 <= omega < math.inf:
         raise BadValueError("omega", "be finite and at least 0", omega)
     if omega == 0:
@@ -54,16 +44,7 @@ def shuffle_times(omega: float, seconds: float) -> list[float]:
 
 
 class KeySpace:
-    """All keys with their frequencies, which a shuffle gives to other keys.
-
-    Example:
-        >>> space = KeySpace(keys=4, skew=1.0, rng=np.random.default_rng(1))
-        >>> before = space.shares()
-        >>> space.shuffle()
-        >>> after = space.shares()
-        >>> sorted(before) == sorted(after), list(before) == list(after)
-        (True, False)
-    """
+    """All keys with their frequencies, which a shuffle gives to other keys."""
 
     def __init__(self, keys: int, skew: float, rng: np.random.Generator) -> None:
         self.weights = zipf_weights(keys, skew)
@@ -74,29 +55,21 @@ class KeySpace:
         self._rng = rng
         self.key_of_rank: IntArray = rng.permutation(keys)
 
-    @property
-    def keys(self) -> int:
-        """How many there are."""
-        return len(self.weights)
-
     def shuffle(self) -> None:
         """Give the frequencies to other keys."""
-        self.key_of_rank = self._rng.permutation(self.keys)
+        self.key_of_rank = self._rng.permutation(len(self.weights))
 
     def shares(self) -> FloatArray:
         """The share of every key now."""
-        shares = np.empty(self.keys)
+        shares = np.empty(len(self.weights))
         shares[self.key_of_rank] = self.weights
         return shares
 
 
 class KeyStream:
-    """Draws keys from a key space, for one source.
+    """Draws keys for one source, by their frequencies as they are at the time of drawing.
 
-    Args:
-        space: The keys and their frequencies as they are at the time of drawing.
-        rng: Of this source.
-        among: Draw from these keys only, by their relative frequencies at this time.
+    Or from some keys only (`among`), by their relative frequencies as of now.
     """
 
     def __init__(
@@ -132,13 +105,6 @@ class Arrivals:
 
     They are a Poisson process, or come evenly, as the tuples of a live `Generator` do; the first of
     them is then somewhere in the first interval.
-
-    Example:
-        >>> arrivals = Arrivals(rate=1000.0, rng=np.random.default_rng(1))
-        >>> arrivals.due(0.007, most=100).round(4)
-        array([0.0011, 0.0014, 0.0068])
-        >>> arrivals.next_s() > 0.007
-        True
     """
 
     def __init__(
@@ -166,8 +132,7 @@ class Arrivals:
         """Take the times of tuples that are due, at most this number of them."""
         while self._last <= now and self._last < self._end:
             self._more()
-        upto = int(np.searchsorted(self._times, now, side="right"))
-        upto = min(upto, self._used + most)
+        upto = min(int(np.searchsorted(self._times, now, side="right")), self._used + most)
         taken = self._times[self._used : upto]
         self._used = upto
         return taken

@@ -24,7 +24,7 @@ from elasticutor.core.protocol.source import (
     SourceSide,
 )
 from elasticutor.lab.check.pipeline import ROW_BYTES, SINK, ChainOperator, Row
-from elasticutor.lab.check.world.hosts import CreditSent, MarkerSent, TuplesSent
+from elasticutor.lab.check.world.hosts import TuplesSent
 from elasticutor.lab.check.world.network import Address
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class SourceHost:
                 self._carry_out(self._side.commit(message))
             case co.StopSending():
                 self._side.drain()
-            case CreditSent(executor, attempt, total):
+            case ev.CreditGranted(executor, attempt, total):
                 self._carry_out(self._side.credit(executor, attempt, total))
                 if self._waiting and not self._blocked:
                     self._waiting = False
@@ -89,10 +89,8 @@ class SourceHost:
         world = self.run.world
         for order in orders:
             match order:
-                case do.Emit(executor, attempt, rows, size):
-                    world.send(self._address, executor, TuplesSent(self.name, attempt, rows, size))
-                case do.EmitMarker(executor, attempt, epoch):
-                    world.send(self._address, executor, MarkerSent(self.name, attempt, epoch))
+                case do.Emit() | do.EmitMarker():
+                    world.emit(self.name, self._address, order)
                 case co.ParticipantPrepared() | co.SourceExhausted():
                     world.network.send(self._address, world.driver, order)
                 case ReadFrom(offset):
@@ -166,7 +164,7 @@ class SinkHost:
             case TuplesSent(peer, attempt, rows, size):
                 if self._side.arrive(peer, attempt, size, rows):
                     self._write(peer, attempt, rows, size)
-            case MarkerSent(peer, attempt, epoch):
+            case ev.MarkerArrived(peer, attempt, epoch):
                 self._carry_out(self._side.mark(peer, attempt, epoch))
             case co.AskToRest():
                 rested = co.ParticipantRested(SINK)
@@ -205,5 +203,5 @@ class SinkHost:
     def _grant(self, peer: Peer, attempt: Attempt, size: int) -> None:
         grant = self._side.written(peer, attempt, size)
         if grant is not None:
-            credit = CreditSent(SINK, grant.attempt, grant.total)
-            self.run.world.send(self._address, peer, credit)
+            granted = ev.CreditGranted(SINK, grant.attempt, grant.total)
+            self.run.world.send(self._address, peer, granted)

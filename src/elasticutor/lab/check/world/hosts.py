@@ -5,15 +5,14 @@ They do what live processes do, and decide nothing: every decision is one of `co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from elasticutor.core.executor.batch import ShardArray
 from elasticutor.core.executor.config import ExecutorConfig
 from elasticutor.core.protocol import events as ev
 from elasticutor.core.protocol import instructions as do
-from elasticutor.core.protocol.ids import Attempt, Epoch, NodeId, Peer, ShardId, TaskId
+from elasticutor.core.protocol.ids import Attempt, NodeId, Peer, TaskId
 from elasticutor.core.protocol.keeper import (
     CopyOn,
     DropOn,
@@ -25,21 +24,21 @@ from elasticutor.core.protocol.keeper import (
     WriteIncrement,
 )
 from elasticutor.errors import ProtocolError, StaleAttemptError
+from elasticutor.lab.check.pipeline import ChainOperator, Row
 from elasticutor.lab.check.world.durable import Durable
 from elasticutor.lab.check.world.network import Address, Network
 from elasticutor.lab.check.world.task_host import TaskHost
 from elasticutor.lab.sim.clock import Clock
 from elasticutor.lab.sim.core_host import CoreHost
 from elasticutor.state.backend import MemoryBackend
-from elasticutor.state.cache import Codec, StateCache
 from elasticutor.state.levels import Levels
 
-Rows = Sequence[Any]
+if TYPE_CHECKING:  # a run has a world, and the world asks its run
+    from elasticutor.lab.check.run import CheckedRun
+
+_DRIVER = Address("driver")
 _SINGLY = 4
 """Batches of up to this number of tuples arrive with a list of shards."""
-
-
-# What processes send besides the core's own messages ---------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,88 +47,23 @@ class TuplesSent:
 
     sender: Peer
     attempt: Attempt
-    rows: Rows
+    rows: list[Row]
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class MarkerSent:
-    """The end of an epoch."""
-
-    sender: Peer
-    attempt: Attempt
-    epoch: Epoch
-
-
-@dataclass(frozen=True, slots=True)
-class CreditSent:
-    """Bytes that the other side may send, from the attempt's start."""
-
-    sender: Peer
-    attempt: Attempt
-    total: int
-
-
-class CheckedOperator(Protocol):
-    """User logic, and where its outputs go."""
-
-    codec: Codec
-    max_keys: int
-
-    def shards_of(self, rows: Rows) -> ShardArray:
-        """The shard of each tuple."""
-
-    def process(self, cache: StateCache, shard: ShardId, row: Any, upstream: Peer) -> Rows:
-        """Apply one tuple to the state; returns (destination, tuple) pairs."""
-
-    def size(self, rows: int) -> int:
-        """The bytes of this number of tuples."""
-
-
-class Surroundings(Protocol):
-    """Decides how long things take and what fails, and watches."""
-
-    def startup_s(self) -> float:
-        """How long a task's process takes to start."""
-
-    def service_s(self, host: TaskHost, rows: int) -> float:
-        """How long a task works on this number of tuples."""
-
-    def pause_s(self, host: TaskHost) -> float | None:
-        """How soon a working task finds a label; None: only when its chunk is done."""
-
-    def storage_s(self) -> float:
-        """How long the checkpoint location takes to read or write."""
-
-    def storage_fails(self) -> bool:
-        """Whether the checkpoint location refuses what is being written now."""
-
-    def notice_s(self) -> float:
-        """How long it takes until a loss is noticed."""
-
-    def handled(
-        self, host: ExecutorHost, event: ev.Event, instructions: list[do.Instruction]
-    ) -> None:
-        """An executor has handled an event."""
-
-    def refused(self, host: ExecutorHost, message: Any, error: ProtocolError) -> None:
-        """An executor has refused a message."""
-
-
+@dataclass(slots=True)
 class World:
     """Everything that the simulated processes share."""
 
-    def __init__(
-        self, clock: Clock, network: Network, durable: Durable, surroundings: Surroundings
-    ) -> None:
-        self.clock = clock
-        self.network = network
-        self.durable = durable
-        self.surroundings = surroundings
-        self.driver = Address("driver")
-        self.peers: dict[Peer, Address] = {}
-        """Where upstreams, executors and sinks are now, by name."""
-        self.executors: dict[Peer, ExecutorHost] = {}
+    clock: Clock
+    network: Network
+    durable: Durable
+    surroundings: CheckedRun
+    """Decides how long things take and what fails, and watches."""
+    driver: Address = _DRIVER
+    peers: dict[Peer, Address] = field(default_factory=dict)
+    """Where upstreams, executors and sinks are now, by name."""
+    executors: dict[Peer, ExecutorHost] = field(default_factory=dict)
 
     def send(self, source: Address, peer: Peer, message: Any) -> None:
         """Send to the process that has this name now."""
@@ -139,11 +73,11 @@ class World:
 
     def emit(self, name: Peer, source: Address, order: do.Emit | do.EmitMarker) -> None:
         """Send tuples or a marker of the process of this name to their destination."""
-        message: TuplesSent | MarkerSent
+        message: TuplesSent | ev.MarkerArrived
         if isinstance(order, do.Emit):
             message = TuplesSent(name, order.attempt, order.batch, order.size)
         else:
-            message = MarkerSent(name, order.attempt, order.epoch)
+            message = ev.MarkerArrived(name, order.attempt, order.epoch)
         self.send(source, order.destination, message)
 
     def lose_node(self, node: NodeId) -> None:
@@ -165,9 +99,8 @@ class ExecutorHost(CoreHost):
         incarnation: int,
         node: NodeId,
         config: ExecutorConfig,
-        operator: CheckedOperator,
-        *,
-        slice_records: int = 256,
+        operator: ChainOperator,
+        slice_records: int,
     ) -> None:
         super().__init__(name, config, node, world.clock.now)
         self.world = world
@@ -184,18 +117,13 @@ class ExecutorHost(CoreHost):
 
     def receive(self, sender: Address, message: Any) -> None:
         """Take a message in."""
-        match message:
-            case TuplesSent(peer, attempt, rows, size):
-                shards = self.operator.shards_of(rows)
-                # Few tuples go another way through the receiver than many; here both happen.
-                few = shards.tolist() if len(shards) <= _SINGLY else shards
-                self.tell(ev.TuplesArrived(peer, attempt, rows, few, size))
-            case MarkerSent(peer, attempt, epoch):
-                self.tell(ev.MarkerArrived(peer, attempt, epoch))
-            case CreditSent(peer, attempt, total):
-                self.tell(ev.CreditGranted(peer, attempt, total))
-            case _:
-                self.tell(message)
+        if isinstance(message, TuplesSent):
+            shards = self.operator.shards_of(message.rows)
+            # Few tuples go another way through the receiver than many; here both happen.
+            few = shards.tolist() if len(shards) <= _SINGLY else shards
+            peer, attempt, size = message.sender, message.attempt, message.size
+            message = ev.TuplesArrived(peer, attempt, message.rows, few, size)
+        self.tell(message)
 
     def tell(self, event: ev.Event) -> None:
         """Let the core handle an event, and carry its instructions out."""
@@ -209,13 +137,11 @@ class ExecutorHost(CoreHost):
         self.world.surroundings.handled(self, event, instructions)
         self.carry_out(instructions)
 
-    def dispatch(self, order: do.Dispatch) -> None:
-        """Send a chunk of tuples to a task."""
-        self.to_task(order)
-
     def to_task(self, order: Any) -> None:
-        """Send anything else to a task, on the same channel."""
+        """Send to a task: chunks and all else on the same channel."""
         self._send(self._address_of(order.task), order)
+
+    dispatch = to_task
 
     def to_store(self, order: Any) -> None:
         """Send to the keeper on a node, or have one there."""
@@ -226,8 +152,8 @@ class ExecutorHost(CoreHost):
 
     def grant(self, order: do.GrantCredit) -> None:
         """Send a credit to an upstream."""
-        message = CreditSent(self.name, order.attempt, order.total)
-        self.world.send(self.address, order.upstream, message)
+        granted = ev.CreditGranted(self.name, order.attempt, order.total)
+        self.world.send(self.address, order.upstream, granted)
 
     def emit(self, order: do.Emit | do.EmitMarker) -> None:
         """Send outputs or a marker to a destination."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NewType
 
 from elasticutor.lab.sim.clock import Clock
@@ -14,23 +15,21 @@ Receive = Callable[[Address, Any], None]
 """Called with the sender and the message."""
 
 
+@dataclass(slots=True, eq=False)
 class Channel:
     """Delivers messages after delays of their own, in the order in which they were sent."""
 
-    def __init__(
-        self, clock: Clock, delay: Callable[[], float], deliver: Callable[[Any], None]
-    ) -> None:
-        self._clock = clock
-        self._delay = delay
-        self._deliver = deliver
-        self._free_at = 0.0
-        self._open = True
+    clock: Clock
+    delay: Callable[[], float]
+    deliver: Callable[[Any], None]
+    _free_at: float = 0.0
+    _open: bool = True
 
     def send(self, message: Any) -> None:
         """Send a message."""
         if self._open:
-            self._free_at = max(self._free_at, self._clock.now + self._delay())
-            self._clock.at(self._free_at, self._arrive, message)
+            self._free_at = max(self._free_at, self.clock.now + self.delay())
+            self.clock.at(self._free_at, self._arrive, message)
 
     def cut(self) -> None:
         """Lose all messages that are under way, and all that follow."""
@@ -38,7 +37,7 @@ class Channel:
 
     def _arrive(self, message: Any) -> None:
         if self._open:
-            self._deliver(message)
+            self.deliver(message)
 
 
 class Network:
@@ -54,7 +53,6 @@ class Network:
         self._delay = delay
         self._receivers: dict[Address, Receive] = {}
         self._channels: dict[tuple[Address, Address], Channel] = {}
-        self.sent = 0
 
     def join(self, address: Address, receive: Receive) -> None:
         """Add a process; it can be reached from now on."""
@@ -70,10 +68,6 @@ class Network:
             if address in (source, destination):
                 del self._channels[source, destination]
 
-    def alive(self, address: Address) -> bool:
-        """Whether a process can be reached."""
-        return address in self._receivers
-
     def send(self, source: Address, destination: Address, message: Any) -> None:
         """Send a message, behind all earlier ones between the two."""
         if destination not in self._receivers or source not in self._receivers:
@@ -83,5 +77,4 @@ class Network:
             receive = self._receivers[destination]
             channel = Channel(self._clock, self._delay, lambda m: receive(source, m))
             self._channels[source, destination] = channel
-        self.sent += 1
         channel.send(message)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from elasticutor.core.protocol.ids import Attempt, Epoch, Peer, ShardId, TaskId
 from elasticutor.core.protocol.task import Task
 from elasticutor.core.protocol.task_inbox import TaskInbox, Work
 from elasticutor.errors import StaleAttemptError
+from elasticutor.lab.check.pipeline import ChainOperator, Row
 from elasticutor.lab.check.world.network import Address
 from elasticutor.state.cache import StateCache
 from elasticutor.state.levels import Levels
 
 if TYPE_CHECKING:  # hosts have tasks, and tasks know their host
-    from elasticutor.lab.check.world.hosts import CheckedOperator, ExecutorHost, KeeperHost
+    from elasticutor.lab.check.world.hosts import ExecutorHost, KeeperHost
 
 
 class TaskHost:
@@ -134,7 +136,7 @@ class TaskHost:
         self._answer_labels(run)
         rest = len(run.work.left)
         if rest or run.work.unreported:
-            self._run = run.resumed(clock.now)
+            self._run = replace(run, at=clock.now)  # what was to happen to this one does not
             clock.after(rest * run.row_s, self._do, self._finish, self._run)
         else:
             self._done()
@@ -178,23 +180,17 @@ class TaskHost:
         self.world.network.send(self.address, self.executor.address, event)
 
 
+@dataclass(slots=True, eq=False)
 class _ChunkRun:
     """A chunk under way, from when it was begun or last interrupted."""
 
-    def __init__(self, work: Work, row_s: float, at: float) -> None:
-        self.work = work
-        self.row_s = row_s
-        self.at = at
-        self.outputs: dict[Peer, list[Any]] = {}
-
-    def resumed(self, at: float) -> _ChunkRun:
-        """The same, interrupted now; what was to happen to this one does not happen."""
-        run = _ChunkRun(self.work, self.row_s, at)
-        run.outputs = self.outputs
-        return run
+    work: Work
+    row_s: float
+    at: float
+    outputs: dict[Peer, list[Row]] = field(default_factory=dict)
 
     def answer(
-        self, task: TaskId, operator: CheckedOperator
+        self, task: TaskId, operator: ChainOperator
     ) -> ev.ChunkProgressed | ev.ChunkProcessed:
         """The answer to what is done of it and was not answered before."""
         chunk: do.Dispatch = self.work.content

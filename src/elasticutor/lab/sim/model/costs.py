@@ -14,13 +14,7 @@ from elasticutor.errors import BadValueError
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a message costs one kind of process.
-
-    Example:
-        >>> main = Cost(message_s=20e-6, wake_s=18e-6, delay_s=16e-6)
-        >>> round(main.asleep_s * 1e6), round(main.times(2).message_s * 1e6)
-        (34, 40)
-    """
+    """What a message costs one kind of process."""
 
     message_s: float
     """CPU time of each message: to read it, to handle it, and to send what follows."""
@@ -34,11 +28,6 @@ class Cost:
             if not 0 <= getattr(self, name) < math.inf:
                 raise BadValueError(name, "be finite and at least 0", getattr(self, name))
 
-    @property
-    def asleep_s(self) -> float:
-        """How much longer a message takes that finds the process asleep."""
-        return self.delay_s + self.wake_s
-
     def times(self, factor: float) -> Cost:
         """The same on a machine that is slower by a factor."""
         return Cost(self.message_s * factor, self.wake_s * factor, self.delay_s * factor)
@@ -51,10 +40,6 @@ class Costs:
     The measurement has CPU time per tuple by kind of process, and the time of each hop's parts. A
     process whose every message finds it asleep needs `delay_s + wake_s + message_s` for a hop, and
     `wake_s + message_s` of CPU time.
-
-    Example:
-        >>> Costs().times(0) == Costs(*[Cost(0.0)] * 4)
-        True
     """
 
     source: Cost = Cost(20e-6, 27e-6, 60e-6)

@@ -12,11 +12,6 @@ class Cpus:
 
     Every task has one of them. Other processes have CPUs of their own, unless they share these:
     then a message that comes while all of them are busy with tuples takes its time from a task.
-
-    Args:
-        clock: Its time.
-        count: How many there are.
-        shared: Whether processes that are no tasks run on them, too.
     """
 
     def __init__(self, clock: Clock, count: int, *, shared: bool) -> None:

@@ -25,13 +25,7 @@ SLICE_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """What the cluster is made of.
-
-    Example:
-        >>> machines = Machines(nodes=2, cores=8)
-        >>> machines.names, machines.transfer_s(125_000)
-        (('n0', 'n1'), 0.001)
-    """
+    """What the cluster is made of."""
 
     nodes: int = 32
     cores: int = 8
@@ -69,25 +63,9 @@ class Machines:
         """All cores."""
         return self.nodes * self.cores
 
-    def transfer_s(self, size: int) -> float:
-        """How long a message of this number of bytes takes on a link."""
-        return size / self.bandwidth
-
 
 class NetworkLinks:
-    """Carries messages from node to node.
-
-    Example:
-        Two messages of 1 ms each share the link out of node 0.
-
-        >>> clock, log = Clock(), []
-        >>> links = NetworkLinks(clock, Machines(nodes=3))
-        >>> for destination in (1, 2):
-        ...     _ = links.send(0.0, 0, destination, 125_000, lambda: log.append(clock.now))
-        >>> clock.run(until=1.0)
-        >>> log
-        [0.0011, 0.0021]
-    """
+    """Carries messages from node to node."""
 
     def __init__(self, clock: Clock, machines: Machines) -> None:
         self._clock = clock
@@ -97,13 +75,7 @@ class NetworkLinks:
         self._in_free = [-math.inf] * machines.nodes
 
     def send(
-        self,
-        time: float,
-        source: int,
-        destination: int,
-        size: int,
-        deliver: Action,
-        *message: Any,
+        self, time: float, source: int, destination: int, size: int, deliver: Action, *message: Any
     ) -> float:
         """Send a message, which calls `deliver`; returns when it has left the source.
 

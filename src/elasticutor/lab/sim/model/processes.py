@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from elasticutor.core.executor.batch import Part
@@ -20,57 +21,49 @@ from elasticutor.lab.sim.recorder import Recorder
 from elasticutor.lab.sim.workload import FloatArray, IntArray
 
 
+def _nothing() -> None:
+    """No-op: a slice that is not the last has arrived, or a core is free."""
+
+
+@dataclass(slots=True, eq=False)
 class Content:
     """Tuples on their way: when each was due, or all of them, and their keys."""
 
-    __slots__ = ("births", "keys")
-
-    def __init__(self, births: FloatArray | float, keys: IntArray) -> None:
-        self.births = births
-        self.keys = keys
+    births: FloatArray | float
+    keys: IntArray
 
 
+@dataclass(slots=True, eq=False)
 class SimulatedWorld:
-    """What everything on the simulated cluster shares.
+    """What everything on the simulated cluster shares."""
 
-    Args:
-        machines: What the cluster is made of.
-        clock: Its time.
-        recorder: Takes notes.
-        work_s: How long a task works on a number of tuples.
-        tuple_bytes: The size of a tuple.
-        shard_bytes: The size of a shard's state.
-    """
+    machines: Machines
+    clock: Clock
+    recorder: Recorder
+    work_s: Callable[[int], float]
+    """How long a task works on a number of tuples."""
+    tuple_bytes: int
+    shard_bytes: int
+    """Of the state of a shard."""
+    links: NetworkLinks = field(init=False)
+    cpus: list[Cpus] = field(init=False)
+    """Of every node, by its number."""
+    number: dict[NodeId, int] = field(init=False)
+    """Of every node."""
+    grants: dict[Peer, tuple[int, Callable[[Peer, int], None]]] = field(default_factory=dict)
+    """The node of every upstream, and what takes its credits."""
+    core_freed: Callable[[], None] = _nothing
+    """Called when a task has ended and its core is free."""
+    watch: Callable[[Peer, list[Part]], None] | None = None
+    """Sees all tuples that are done, in the order in which their results arrive."""
 
-    def __init__(
-        self,
-        machines: Machines,
-        clock: Clock,
-        recorder: Recorder,
-        *,
-        work_s: Callable[[int], float],
-        tuple_bytes: int,
-        shard_bytes: int,
-    ) -> None:
-        self.machines = machines
-        self.clock = clock
+    def __post_init__(self) -> None:
+        clock, machines = self.clock, self.machines
         self.links = NetworkLinks(clock, machines)
         self.cpus = [
             Cpus(clock, machines.cores, shared=machines.shared_cpus) for _ in machines.names
         ]
-        """Of every node, by its number."""
-        self.recorder = recorder
-        self.work_s = work_s
-        self.tuple_bytes = tuple_bytes
-        self.shard_bytes = shard_bytes
         self.number = {name: number for number, name in enumerate(machines.names)}
-        """Of every node."""
-        self.grants: dict[Peer, tuple[int, Callable[[Peer, int], None]]] = {}
-        """The node of every upstream, and what takes its credits."""
-        self.core_freed: Callable[[], None] = _nothing
-        """Called when a task has ended and its core is free."""
-        self.watch: Callable[[Peer, list[Part]], None] | None = None
-        """Sees all tuples that are done, in the order in which their results arrive."""
 
 
 class Process(ABC):
@@ -82,8 +75,8 @@ class Process(ABC):
         self._clock = world.clock
         self._cpus = world.cpus[node]
         cost = world.machines.costs.main
-        self._message_s, self._asleep_s = cost.message_s, cost.asleep_s + cost.message_s
-        self._wake_s = cost.wake_s + cost.message_s
+        self._message_s, self._wake_s = cost.message_s, cost.wake_s + cost.message_s
+        self._asleep_s = cost.delay_s + cost.wake_s + cost.message_s
         self._inbox: deque[Any] = deque()
         self._free_at = world.clock.now
 
@@ -157,15 +150,7 @@ class StoreOwner(Process):
 
 
 class Turns:
-    """The turns of a process that nothing depends on but when it is done with each message.
-
-    Example:
-        Two messages at once: the second finds the process at work.
-
-        >>> turns = Turns(Cpus(Clock(), 1, shared=False), Cost(10e-6, wake_s=5e-6, delay_s=15e-6))
-        >>> [round(turns.take(0.0) * 1e6) for _ in range(2)], round(turns.take(1.0), 6)
-        ([30, 40], 1.00003)
-    """
+    """The turns of a process that nothing depends on but when it is done with each message."""
 
     __slots__ = ("_cost", "_cpus", "free_at")
 
@@ -175,7 +160,7 @@ class Turns:
         self._cost = cost
 
     def take(self, time: float) -> float:
-        """A message is there then; returns when it is done with."""
+        """Take a message that is there then; returns when it is done with."""
         cost = self._cost
         if time < self.free_at:
             self._cpus.spend(cost.message_s)
@@ -184,7 +169,3 @@ class Turns:
             self._cpus.spend(cost.wake_s + cost.message_s)
             self.free_at = time + cost.delay_s + cost.wake_s + cost.message_s
         return self.free_at
-
-
-def _nothing() -> None:
-    """No-op: a slice that is not the last has arrived, or a core is free."""

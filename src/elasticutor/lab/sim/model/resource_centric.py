@@ -23,7 +23,7 @@ from elasticutor.core.protocol.ids import Peer
 from elasticutor.lab.sim.model.elastic import ElasticHost
 from elasticutor.lab.sim.model.machines import HEADER_BYTES
 from elasticutor.lab.sim.model.processes import SimulatedWorld, StoreOwner
-from elasticutor.lab.sim.model.upstreams import Upstream
+from elasticutor.lab.sim.model.upstreams import Routes, Upstream
 from elasticutor.lab.sim.recorder import Moved
 from elasticutor.lab.sim.workload import FloatArray, IntArray
 
@@ -36,24 +36,20 @@ _ENTRY_BYTES = 8
 _LEAD_NODE = 0
 
 
-class TableRoutes:
+class TableRoutes(Routes):
     """An upstream's table of all shards, which changes while it pauses."""
 
     def __init__(self, route: rc.PausableRoute, shards: ShardArray) -> None:
+        super().__init__(np.zeros(0, dtype=np.int32), shards)
         self.route = route
-        self._shards = shards
-        self._none = np.zeros(0, dtype=np.int32)
 
     def owners(self, keys: IntArray) -> IntArray:
-        """The executor of each of these keys, by number; small, so that sorting them is quick."""
-        owners = self.route.owners(self._shards.take(keys))
-        return owners.astype(np.uint16)
+        """The executor of each of these keys; small numbers, so that sorting them is quick."""
+        return self.route.owners(self.shard_of.take(keys)).astype(np.uint16)
 
     def shards(self, keys: IntArray) -> ShardArray:
         """All the same: an executor of one core has nothing to divide."""
-        if len(self._none) < len(keys):
-            self._none = np.zeros(len(keys), dtype=np.int32)
-        return self._none[: len(keys)]
+        return np.zeros(len(keys), dtype=np.int32)
 
 
 class RcUpstream(Upstream):
@@ -177,12 +173,7 @@ class RcHost(ElasticHost):
 class SimulatedLead(StoreOwner):
     """Leads the operator's shards from executor to executor.
 
-    Args:
-        world: Where the processes are.
-        shards: Of the operator.
-        hosts: Its executors.
-        upstreams: Their sources.
-        over_s: The time that loads are measured over, and that a backlog should be gone in.
+    `over_s` is the time that loads are measured over, and that a backlog should be gone in.
     """
 
     def __init__(
@@ -231,11 +222,10 @@ class SimulatedLead(StoreOwner):
 
     def handle(self, message: Any) -> None:
         """Take an answer of a source, an executor or a node."""
-        match message:
-            case ShardsMeasured():
-                self._measured(message)
-            case _:
-                self._enact(self.core.handle(message, self._clock.now))
+        if isinstance(message, ShardsMeasured):
+            self._measured(message)
+        else:
+            self._enact(self.core.handle(message, self._clock.now))
 
     def _enact(self, orders: Sequence[rc.Order]) -> None:
         for order in orders:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -30,30 +29,21 @@ ATTEMPT = Attempt(1)
 _MOST_ROWS = 8192
 
 
-class Routes(Protocol):
-    """Which executor each key goes to now, and to which of its shards."""
+@dataclass(slots=True, eq=False)
+class Routes:
+    """Which executor each key goes to, and to which of its shards: here that never changes."""
+
+    owner_of: IntArray
+    """Of every key, by number."""
+    shard_of: ShardArray
 
     def owners(self, keys: IntArray) -> IntArray:
-        """The executor of each of these keys, by number."""
+        """The executor of each of these keys."""
+        return self.owner_of.take(keys)
 
     def shards(self, keys: IntArray) -> ShardArray:
         """The shard of each of these keys."""
-
-
-class FixedRoutes:
-    """The static tier: a key's executor never changes."""
-
-    def __init__(self, owners: IntArray, shards: ShardArray) -> None:
-        self._owners = owners
-        self._shards = shards
-
-    def owners(self, keys: IntArray) -> IntArray:
-        """The executor of each of these keys, by number."""
-        return self._owners.take(keys)
-
-    def shards(self, keys: IntArray) -> ShardArray:
-        """The shard of each of these keys."""
-        return self._shards.take(keys)
+        return self.shard_of.take(keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +69,7 @@ class Upstream:
         flows: What it sends; all with arrivals, or one without.
         message_rows: What a message carries, on average, if it sends whenever it may. As many
             tuples are the first credit, and as many may wait for credit before it stops.
-        routes: Which executor and shard each key belongs to.
+        routes: Of keys to executors.
         hosts: The executors, in the order of their numbers.
     """
 
