@@ -25,67 +25,41 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from elasticutor._version import __version__
+from elasticutor._version import __version__ as __version__
 
-if TYPE_CHECKING:
-    from elasticutor.core.run.phases import RunError
-    from elasticutor.driver.run import Run
-    from elasticutor.operator import Context, Operator, OperatorError
-    from elasticutor.sinks import (
-        CallableSink,
-        EpochWriter,
-        MemorySink,
-        NoSink,
-        ParquetSink,
-        Sink,
-        SinkError,
-        Writer,
-    )
-    from elasticutor.sources import Generator, HotKey, IterableSource, Offer, Reader, Source
-    from elasticutor.spark.cluster import Cluster, submit
-    from elasticutor.spark.datasource import DataSourceSink, DataSourceSource
-    from elasticutor.spark.elastic import elastic
-    from elasticutor.spark.progress import ElasticListener, ElasticProgress, progress
-    from elasticutor.spark.state import read_state
-    from elasticutor.spark.supervising import supervise
-    from elasticutor.state.checkpoint import CheckpointError
-    from elasticutor.topology import Stream, Topology
-
-__all__ = [
-    "CallableSink",
-    "CheckpointError",
-    "Cluster",
-    "Context",
-    "DataSourceSink",
-    "DataSourceSource",
-    "ElasticListener",
-    "ElasticProgress",
-    "EpochWriter",
-    "Generator",
-    "HotKey",
-    "IterableSource",
-    "MemorySink",
-    "NoSink",
-    "Offer",
-    "Operator",
-    "OperatorError",
-    "ParquetSink",
-    "Reader",
-    "Run",
-    "RunError",
-    "Sink",
-    "SinkError",
-    "Source",
-    "Stream",
-    "Topology",
-    "Writer",
-    "__version__",
-    "elastic",
-    "progress",
-    "read_state",
-    "submit",
-    "supervise",
-]
+if TYPE_CHECKING:  # by their own names, so that type checkers take them for exported
+    from elasticutor.core.run.phases import RunError as RunError
+    from elasticutor.driver.run import Run as Run
+    from elasticutor.operator import Context as Context
+    from elasticutor.operator import Operator as Operator
+    from elasticutor.operator import OperatorError as OperatorError
+    from elasticutor.sinks import CallableSink as CallableSink
+    from elasticutor.sinks import EpochWriter as EpochWriter
+    from elasticutor.sinks import MemorySink as MemorySink
+    from elasticutor.sinks import NoSink as NoSink
+    from elasticutor.sinks import ParquetSink as ParquetSink
+    from elasticutor.sinks import Sink as Sink
+    from elasticutor.sinks import SinkError as SinkError
+    from elasticutor.sinks import Writer as Writer
+    from elasticutor.sources import Generator as Generator
+    from elasticutor.sources import HotKey as HotKey
+    from elasticutor.sources import IterableSource as IterableSource
+    from elasticutor.sources import Offer as Offer
+    from elasticutor.sources import Reader as Reader
+    from elasticutor.sources import Source as Source
+    from elasticutor.spark.cluster import Cluster as Cluster
+    from elasticutor.spark.cluster import submit as submit
+    from elasticutor.spark.datasource import DataSourceSink as DataSourceSink
+    from elasticutor.spark.datasource import DataSourceSource as DataSourceSource
+    from elasticutor.spark.elastic import elastic as elastic
+    from elasticutor.spark.progress import ElasticListener as ElasticListener
+    from elasticutor.spark.progress import ElasticProgress as ElasticProgress
+    from elasticutor.spark.progress import progress as progress
+    from elasticutor.spark.state import read_state as read_state
+    from elasticutor.spark.supervising import supervise as supervise
+    from elasticutor.state.checkpoint import CheckpointError as CheckpointError
+    from elasticutor.topology import Stream as Stream
+    from elasticutor.topology import Topology as Topology
 
 _HOMES = {
     "elasticutor.operator": ("Context", "Operator", "OperatorError"),
@@ -112,6 +86,8 @@ _HOMES = {
     "elasticutor.topology": ("Stream", "Topology"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOME_OF)]
 
 
 def __getattr__(name: str) -> Any:

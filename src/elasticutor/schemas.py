@@ -78,7 +78,7 @@ def to_arrow(schema: SchemaLike, resolve: Callable[[str], SchemaLike] | None = N
         Traceback (most recent call last):
             ...
         elasticutor.errors.BadValueError: DDL schema must have a type at character 9; got 'lnog'. \
-    Hint: did you mean 'long'?
+Hint: did you mean 'long'?
             user_id lnog, clicks int
                     ^
     """
@@ -134,10 +134,10 @@ def _spark_json(schema: object) -> dict[str, Any]:
     """Return what a `StructType` says about itself, known by its methods and not by its class."""
     spoken: object = None
     if not isinstance(schema, type):
-        if callable(told := getattr(schema, "jsonValue", None)):
-            spoken = told()
-        elif callable(told := getattr(schema, "json", None)):
-            spoken = json.loads(told())
+        if callable(ask := getattr(schema, "jsonValue", None)):
+            spoken = ask()
+        elif callable(ask := getattr(schema, "json", None)):
+            spoken = json.loads(ask())
     if isinstance(spoken, dict) and spoken.get("type") == "struct":
         return spoken
     hint = 'for example "user_id long, clicks int"'

@@ -100,13 +100,7 @@ class Topology:
         self._stages: dict[str, _Stage] = {}
 
     def source(self, name: str, source: Source, *, tasks: int | None = None) -> Stream:
-        """Add a source.
-
-        Args:
-            name: Its name.
-            source: Where its tuples come from.
-            tasks: How many processes read it; as many as the source says if left out.
-        """
+        """Add a source, read by `tasks` processes; by as many as it says if left out."""
         who = f"source {name!r}"
         self._require_new("source", name)
         require_instance(who, source, Source)
@@ -136,9 +130,6 @@ class Topology:
             executors: How many elastic executors share the key space, for ever (the paper's y).
             shards: How many shards each of them has (z).
             cores: How many cores each of them has to begin with.
-
-        Raises:
-            BadValueError: Something of this cannot be; the message says what and why.
         """
         who = f"operator {name!r}"
         self._require_new("operator", name)
@@ -213,12 +204,15 @@ class Topology:
         )
 
     def _operator_plan(self, stage: _Stage) -> OperatorPlan:
+        taken: pa.Schema = stage.input
+        if stage.reads is not None:
+            taken = pa.schema([field for field in taken if field.name in stage.reads])
         return OperatorPlan(
             name=stage.name,
             blob=pickled(str(stage), stage.worker),
             kind=kind_of(stage.worker),
             key=stage.key,
-            input=_narrowed(stage.input, stage.reads),
+            input=taken,
             output=stage.output,
             executors=stage.processes,
             shards=stage.shards,
@@ -337,13 +331,6 @@ def _key(who: str, key: Any, schema: pa.Schema) -> tuple[str, ...]:
             raise BadValueError(f"key of {who}", "be a column of its input", column, hint)
         require_hashable(who, schema.field(column))
     return columns
-
-
-def _narrowed(schema: pa.Schema, columns: frozenset[str] | None) -> pa.Schema:
-    """The schema of some of its columns, in its order; None: of all of them."""
-    if columns is None:
-        return schema
-    return pa.schema([field for field in schema if field.name in columns])
 
 
 def require_hashable(who: str, column: pa.Field) -> None:

@@ -72,8 +72,8 @@ def list_epochs(checkpoint: Where, as_json: AsJson = False) -> None:
     newest = next((epoch for epoch in epochs if epoch.current and epoch.error is None), None)
     if newest is not None:
         for kind, notes in (("offset", newest.sources), ("note", newest.sinks)):
-            for who, told in (notes or {}).items():
-                _say(f"{kind} of {who} in epoch {newest.epoch}: {_short(told)}")
+            for who, said in (notes or {}).items():
+                _say(f"{kind} of {who} in epoch {newest.epoch}: {_short(said)}")
     for epoch in epochs:
         if epoch.error is not None:
             note(f"damaged: {epoch.error}")
@@ -264,8 +264,9 @@ def _claim_in_words(claim: Claimed | None) -> str:
 
 def _epoch_in_words(epoch: EpochKept) -> Iterator[str]:
     when = _moment(epoch.written) if epoch.written else "at an unknown time"
+    standing = "damaged" if epoch.error else "current" if epoch.current else "void"
     by = f"run {epoch.run!r} of {epoch.topology}, " if epoch.error is None else ""
-    yield f"epoch {epoch.epoch}  {when}  {_standing(epoch)}  {by}attempt {epoch.attempt}"
+    yield f"epoch {epoch.epoch}  {when}  {standing}  {by}attempt {epoch.attempt}"
     for kept in epoch.operators:
         form = kept.form
         keys = f"{kept.keys:,}" if kept.keys is not None else f"≤ {kept.rows:,}"
@@ -273,12 +274,6 @@ def _epoch_in_words(epoch: EpochKept) -> Iterator[str]:
             f"    {form.operator}  {form.executors} × {form.shards} shards  {keys} keys  "
             f"{kept.files:,} files  {_size(kept.size)}"
         )
-
-
-def _standing(epoch: EpochKept) -> str:
-    if epoch.error is not None:
-        return "damaged"
-    return "current" if epoch.current else "void"
 
 
 def _entry_table(title: str, form: StateForm, entries: Iterable[Entry]) -> Table:
@@ -332,15 +327,12 @@ def _claim_as_dict(claim: Claimed | None) -> dict[str, Any] | None:
     }
 
 
+_OF_EPOCH = ("epoch", "attempt", "current", "written", "error", "run", "topology")
+
+
 def _epoch_as_dict(epoch: EpochKept) -> dict[str, Any]:
     return {
-        "epoch": epoch.epoch,
-        "attempt": epoch.attempt,
-        "current": epoch.current,
-        "written": _plain(epoch.written),
-        "error": None if epoch.error is None else str(epoch.error),
-        "run": epoch.run,
-        "topology": epoch.topology,
+        **{name: _plain(getattr(epoch, name)) for name in _OF_EPOCH},
         "operators": {
             kept.form.operator: {
                 "executors": kept.form.executors,
@@ -407,7 +399,7 @@ def _plain(value: Any) -> Any:
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, datetime | date | time):
         return value.isoformat()
-    if isinstance(value, Decimal):
+    if isinstance(value, Decimal | Exception):
         return str(value)
     if isinstance(value, Mapping):
         return {

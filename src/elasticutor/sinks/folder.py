@@ -18,12 +18,7 @@ _OBJECTS = ("s3", "gcs", "abfs")  # where there are no folders, only names with 
 
 
 def require_uri(uri: Any) -> str:
-    """Return a location as text; a path without a scheme becomes absolute, as of this process.
-
-    Example:
-        >>> require_uri("s3://bucket/out/"), require_uri("/data/out")
-        ('s3://bucket/out/', '/data/out')
-    """
+    """Return a location as text; a path without a scheme becomes absolute, as of this process."""
     text = os.fspath(uri) if isinstance(uri, os.PathLike) else uri
     scheme, found, _ = text.partition("://") if isinstance(text, str) else ("", "", "")
     if not isinstance(text, str) or not text or (found and scheme not in _SCHEMES):

@@ -33,21 +33,15 @@ class MemoryWriter(Writer):
     """Keeps batches, up to a number of rows."""
 
     def __init__(self, schema: pa.Schema, max_rows: int) -> None:
-        self._schema = schema
-        self._max_rows = max_rows
-        self._batches: list[pa.RecordBatch] = []
-        self.rows = 0
+        self._memory = EpochMemory(schema, max_rows)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Keep a batch, or refuse it as a whole if it is too much."""
-        rows = self.rows + batch.num_rows
-        _require_room(rows, self._max_rows)
-        self._batches.append(batch)
-        self.rows = rows
+        self._memory.write(1, 1, batch)
 
     def table(self) -> pa.Table:
         """Return all that was written, in the order of arrival."""
-        return pa.Table.from_batches(self._batches, self._schema)
+        return self._memory.table(committed_only=False)
 
 
 class EpochMemory:
@@ -72,7 +66,9 @@ class EpochMemory:
         if attempt < self._attempt or epoch <= self.epoch:
             return
         rows = self.rows + batch.num_rows
-        _require_room(rows, self._max_rows)
+        if rows > self._max_rows:
+            hint = "raise max_rows, or write to files with a ParquetSink"
+            raise SinkError("MemorySink", f"be given at most {self._max_rows} rows", rows, hint)
         self._open.setdefault(epoch, []).append(batch)
         self.rows = rows
 
@@ -98,9 +94,3 @@ class EpochMemory:
             for epoch in sorted(self._open):
                 batches.extend(self._open[epoch])
         return pa.Table.from_batches(batches, self._schema)
-
-
-def _require_room(rows: int, max_rows: int) -> None:
-    if rows > max_rows:
-        hint = "raise max_rows, or write to files with a ParquetSink"
-        raise SinkError("MemorySink", f"be given at most {max_rows} rows", rows, hint)

@@ -172,7 +172,10 @@ class _Tuples:
         self._drawn: Ints = np.empty(0, np.int64)
         self._shuffle = -1
         self._ranking: Ints = np.empty(0, np.int64)
-        self._hot_keys = _hot_keys(generator.keys, generator.seed) if generator.hot else None
+        self._hot_keys: Ints | None = None  # in their order: no key follows itself
+        if generator.hot:
+            rng = np.random.default_rng([generator.seed, _HOT])
+            self._hot_keys = rng.permutation(generator.keys)
         self.count = generator.count(task, tasks)
         self._period = 1.0 if generator.rate is None else _MICROSECONDS / generator.rate
         """Microseconds between two tuples of all tasks together."""
@@ -317,11 +320,6 @@ def _pool(payload: int, seed: int) -> pa.Array:
     rows = min(BLOCK_ROWS, 1 << (most.bit_length() - 1))
     noise = np.random.default_rng([seed, _PAYLOADS]).bytes(rows * payload)
     return pa.Array.from_buffers(pa.binary(payload), rows, [None, pa.py_buffer(noise)])
-
-
-def _hot_keys(keys: int, seed: int) -> Ints:
-    """Return the hot keys in their order: no key follows itself."""
-    return np.random.default_rng([seed, _HOT]).permutation(keys)
 
 
 def _runs(values: Ints) -> Iterable[tuple[int, slice]]:

@@ -93,11 +93,9 @@ class Outgoing:
 
     Args:
         outputs: Per operator, its output as `spark_schema` has it.
-        hidden: The name of the first column, which has the part that a row belongs to; None: there
-            is no such column.
+        hidden: Name of the first column, which has the part that a row belongs to; None: no such.
         tagged: Whether rows name their operator: then there is the column `operator`, and a
-            struct for each operator, null where the row is another's. If not, there is only one
-            operator.
+            struct for each operator, null where the row is another's.
     """
 
     def __init__(

@@ -160,16 +160,13 @@ class Cluster(BaseCluster):
             ended=ended,
         )
         self._ends[run] = job
-        supervisor.on_ended(lambda: self._finish_ends(job))
-
-    def _finish_ends(self, job: LongJob) -> None:
-        """End sources and sinks: by themselves, or else Spark kills them."""
 
         def finish() -> None:
-            if not job.join(_END_S):
+            if not job.join(_END_S):  # they end by themselves, or else Spark kills them
                 job.cancel()
 
-        threading.Thread(target=finish, name=f"end of {job.group}", daemon=True).start()
+        thread = threading.Thread(target=finish, name=f"end of {job.group}", daemon=True)
+        supervisor.on_ended(thread.start)
 
     def _stop_hosts(self) -> None:
         for job in [*self._ends.values(), self._job]:

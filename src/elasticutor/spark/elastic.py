@@ -157,7 +157,9 @@ def elastic(
     made = prepared.frame.mapInArrow(ingest, prepared.declared(hidden))
     if not exchange:
         return made
-    partitions = _partitions(spark)
+    # At most as many partitions as can be processed at once.
+    wanted = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    partitions = max(1, min(wanted, spark.sparkContext.defaultParallelism))
     return made.repartition(partitions, _HIDDEN).drop(_HIDDEN)
 
 
@@ -206,12 +208,6 @@ def _require_state(query: QuerySeen, name: str, epoch: int, checkpoint: str | No
             "give it a checkpoint of its own: checkpoint=…",
         )
     log.warning("%r begins with no state at batch %d of query %s", name, epoch - 1, query.id)
-
-
-def _partitions(spark: SparkSession) -> int:
-    """Return how many partitions outputs have: at most as many as can be processed at once."""
-    wanted = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-    return max(1, min(wanted, spark.sparkContext.defaultParallelism))
 
 
 _CLUSTERS: dict[str, Cluster] = {}

@@ -169,10 +169,6 @@ def _tells_capitals(df: DataFrame) -> bool:
     return df.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
 
 
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
 def _needed(
     df: DataFrame,
     operators: Mapping[str, Operator],
@@ -188,7 +184,8 @@ def _needed(
     kept = [name for name in df.columns if name in wanted]
     if not columns and len(kept) == len(df.columns):
         return df
-    return df.select(*(F.col(_quoted(name)) for name in kept), *columns.values())
+    quoted = ("`" + name.replace("`", "``") + "`" for name in kept)
+    return df.select(*map(F.col, quoted), *columns.values())
 
 
 # The key ------------------------------------------------------------------------------------------

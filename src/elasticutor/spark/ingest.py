@@ -68,11 +68,10 @@ class Ingest:
         query = context.getLocalProperty(_QUERY)
         batch = context.getLocalProperty(_BATCH)
         if query is None or batch is None:
-            raise BatchError(
-                f"elastic operator {self._name!r}",
-                "know its batch",
+            got = (
                 "a streaming DataFrame is used where Spark does not say which batch it is of, as "
-                "in another thread of foreachBatch",
-                "start that thread as pyspark.InheritableThread, which takes the batch along",
+                "in another thread of foreachBatch"
             )
+            hint = "start that thread as pyspark.InheritableThread, which takes the batch along"
+            raise BatchError(f"elastic operator {self._name!r}", "know its batch", got, hint)
         return query, Epoch(int(batch) + 1)

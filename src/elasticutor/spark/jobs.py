@@ -70,7 +70,8 @@ class LongJob:
             self._context.setJobGroup(self.group, description, interruptOnCancel=False)
             rdd = self._context.parallelize(range(tasks), tasks)
             if cpus > 1:
-                rdd = rdd.withResources(_profile(cpus))
+                profile: Any = ResourceProfileBuilder().require(TaskResourceRequests().cpus(cpus))
+                rdd = rdd.withResources(profile.build)
             rdd.mapPartitionsWithIndex(partial(_for_its_effects, function)).collect()
         except Exception as error:
             self.error = "it was cancelled" if self._cancelled else told_by(_behind(error))
@@ -90,10 +91,6 @@ def _for_its_effects(
 ) -> Iterator[int]:
     function(index)
     yield index
-
-
-def _profile(cpus: int) -> Any:
-    return ResourceProfileBuilder().require(TaskResourceRequests().cpus(cpus)).build
 
 
 def told_by(error: Exception) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,6 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from elasticutor.driver.cluster import BaseCluster
-from elasticutor.driver.queries.reports import BatchReport
 from elasticutor.errors import BadValueError
 
 _CLUSTERS: weakref.WeakSet[BaseCluster] = weakref.WeakSet()
@@ -64,18 +62,13 @@ def progress(query: StreamingQuery | str) -> list[ElasticProgress]:
     """
     wanted = query if isinstance(query, str) else str(query.id)
     batches: dict[int, dict[str, dict[str, Any]]] = {}
-    for report in _reports(wanted):
+    receptions = [one for cluster in list(_CLUSTERS) for one in cluster.receptions]
+    for report in (report for one in receptions for report in one.reports_of(wanted)):
         whole = report.as_dict()
         of_batch = {key: whole[key] for key in ("durationMs", "tasks", "stateBytesWritten")}
         for name, operator in whole["operators"].items():
             batches.setdefault(report.batch, {})[name] = {**operator, **of_batch}
     return [ElasticProgress(wanted, batch, made) for batch, made in sorted(batches.items())]
-
-
-def _reports(query: str) -> Iterator[BatchReport]:
-    for cluster in list(_CLUSTERS):
-        for reception in cluster.receptions:
-            yield from reception.reports_of(query)
 
 
 def checkpoint_of(query: StreamingQuery, operator: str) -> str:
@@ -85,12 +78,9 @@ def checkpoint_of(query: StreamingQuery, operator: str) -> str:
             found = reception.checkpoint_of(str(query.id), operator)
             if found is not None:
                 return found
-    raise BadValueError(
-        f"query {query.id}",
-        f"run an elastic operator {operator!r}",
-        "none, or none that has run a batch yet",
-        "once it has ended, read_state takes the path of the checkpoint",
-    )
+    must, got = f"run an elastic operator {operator!r}", "none, or none that has run a batch yet"
+    hint = "once it has ended, read_state takes the path of the checkpoint"
+    raise BadValueError(f"query {query.id}", must, got, hint)
 
 
 class ElasticListener(StreamingQueryListener):

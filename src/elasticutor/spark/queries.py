@@ -90,7 +90,9 @@ class SparkWays:
                 # A batch waits for this, and every call goes to the JVM.
                 seen = found.get()
                 info = seen.latestInfo()
-                output = None if self._direct else _exchange_of(info)
+                wanted = "" if self._direct else info.shuffleDepId().toString()
+                written = _NUMBER.search(wanted)
+                output = None if written is None else int(written[0])
                 return int(info.numTasks()), int(seen.numPartitions()), output
             time.sleep(_PAUSE_S)
         raise BadValueError("stage", "be one that Spark runs", stage)
@@ -99,11 +101,6 @@ class SparkWays:
         if self._stages is None:
             self._stages = self._context._jsc.sc().dagScheduler().stageIdToStage()
         return self._stages.get(stage)
-
-
-def _exchange_of(info: Any) -> int | None:
-    found = _NUMBER.search(info.shuffleDepId().toString())
-    return None if found is None else int(found[0])
 
 
 def _why_not_direct(execution: Any) -> str:

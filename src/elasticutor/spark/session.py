@@ -92,15 +92,12 @@ def offer_of(spark: SparkSession) -> SparkResources:
     if not executors:
         must = f"have an executor within {_REGISTER_S:g} s"
         raise ClusterError("Spark", must, "none", "is the cluster full?")
-    return SparkResources(master, local, _slots(context), executors, host or "127.0.0.1")
+    scala: Any = context._jsc.sc()
+    profile = scala.resourceProfileManager().defaultResourceProfile()
+    slots = int(scala.maxNumConcurrentTasks(profile))
+    return SparkResources(master, local, slots, executors, host or "127.0.0.1")
 
 
 def _executors(context: Any) -> int:
     """Executors that have registered, the driver not counted."""
     return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1
-
-
-def _slots(context: Any) -> int:
-    scala = context._jsc.sc()
-    profile = scala.resourceProfileManager().defaultResourceProfile()
-    return int(scala.maxNumConcurrentTasks(profile))

@@ -130,10 +130,12 @@ class _Files:
         self._form = form
         self._files = tuple(files)
         self._unpickle = unpickle
-        kinds = [_key_type(kind) for _, kind in form.key]
+        types = [type_of(kind) for _, kind in form.key]
+        kinds = [_TEXT if kind is None else _spark_type(kind) for kind in types]
         self._keys = tuple(kinds)
         self._value = _value_type(form, unpickle)
-        self.names = ["executor", "shard", *_key_names(form), "value"]
+        keys = [f"key_{name}" if name.lower() in _OURS else name for name, _ in form.key]
+        self.names = ["executor", "shard", *(["key"] if len(keys) == 1 else keys), "value"]
         """Of the columns that are wanted; the others are there to find the newest rows."""
         shown = [pa.int32(), pa.int32(), *kinds, self._value]
         schema = pa.schema(
@@ -231,17 +233,6 @@ class _Reader(DataSourceReader):
             yield from self._files.batches(partition.value)
 
 
-def _key_names(form: StateForm) -> list[str]:
-    if len(form.key) == 1:
-        return ["key"]
-    return [f"key_{name}" if name.lower() in _OURS else name for name, _ in form.key]
-
-
-def _key_type(text: str) -> pa.DataType:
-    kind = type_of(text)
-    return _TEXT if kind is None else _spark_type(kind)
-
-
 def _value_type(form: StateForm, unpickle: bool) -> pa.DataType:
     if form.schema is None:
         return _TEXT if unpickle else pa.binary()
@@ -264,13 +255,10 @@ def _spark_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    if kind == _TEXT and not _is_text(column.type):
+    given = column.type
+    if kind == _TEXT and not (pa.types.is_string(given) or pa.types.is_large_string(given)):
         return _column(column.to_pylist(), kind)
     return cast(column, kind)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:

@@ -137,14 +137,6 @@ def _dump_int(value: int) -> bytes:
         return _BIG + value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True)
 
 
-def _dump_float(value: float) -> bytes:
-    return _TAGGED_FLOAT.pack(_FLOAT, value)
-
-
-def _dump_str(value: str) -> bytes:
-    return _STR + value.encode("utf-8", "surrogatepass")
-
-
 def _dump_pickle(value: Any) -> bytes:
     try:
         return _PICKLED + pickle.dumps(value, _PROTOCOL)
@@ -163,8 +155,8 @@ def _dump_by_value(value: Any) -> bytes:
 
 _SCALARS: Final[Mapping[type, Dump]] = {
     int: _dump_int,
-    str: _dump_str,
-    float: _dump_float,
+    str: lambda value: _STR + value.encode("utf-8", "surrogatepass"),
+    float: lambda value: _TAGGED_FLOAT.pack(_FLOAT, value),
     bytes: _BYTES.__add__,
     bool: lambda value: _TRUE if value else _FALSE,
     type(None): lambda value: _NONE,
@@ -201,10 +193,6 @@ def _dump_tuple_key(key: tuple[Any, ...]) -> bytes:
     return b"".join(parts)
 
 
-def _dump_date_key(key: date) -> bytes:
-    return _DATE + _SIZE.pack(key.toordinal())
-
-
 def _dump_datetime_key(key: datetime) -> bytes:
     if key.utcoffset() is None:
         ticks = (key.replace(tzinfo=None) - _EPOCH) // _TICK
@@ -217,10 +205,6 @@ def _dump_time_key(key: time) -> bytes:
         raise _unsupported(key)  # whether two are equal depends on a day that they do not have
     seconds = (key.hour * 60 + key.minute) * 60 + key.second
     return _TAGGED_INT.pack(_TIME, seconds * 1_000_000 + key.microsecond)
-
-
-def _dump_timedelta_key(key: timedelta) -> bytes:
-    return _SPAN + _dump_int(key // _TICK)  # the longest ones have more than 64 bits
 
 
 def _dump_decimal_key(key: Decimal) -> bytes:
@@ -241,10 +225,10 @@ _OF_KEYS: Final[Mapping[type, Dump]] = {
     **_SCALARS,
     float: _dump_float_key,
     tuple: _dump_tuple_key,
-    date: _dump_date_key,
+    date: lambda key: _DATE + _SIZE.pack(key.toordinal()),
     datetime: _dump_datetime_key,
     time: _dump_time_key,
-    timedelta: _dump_timedelta_key,
+    timedelta: lambda key: _SPAN + _dump_int(key // _TICK),  # may have more than 64 bits
     Decimal: _dump_decimal_key,
 }
 

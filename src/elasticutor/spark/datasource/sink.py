@@ -222,7 +222,7 @@ class _EpochCommits(EpochWriter):
         self._writers = writers
         self._spool = spool
         self._prepared: dict[int, tuple[Any, WriterCommitMessage | None]] = {}
-        """By epoch: the writer that wrote it, and what that wants to be told."""
+        """By epoch: the writer that wrote it, and its message for the commit."""
 
     def write(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows:
@@ -244,10 +244,9 @@ class _EpochCommits(EpochWriter):
         return note
 
     def commit(self, epoch: int, message: Any) -> None:
-        told = _unpickled(message)
-        written = self._prepared.get(epoch)
+        known, written = _unpickled(message), self._prepared.get(epoch)
         writer = self._writers.writer(first=epoch == 1) if written is None else written[0]
-        _end(writer, "commit", told, epoch)
+        _end(writer, "commit", known, epoch)
         self._prepared.pop(epoch, None)
 
     def abort(self) -> None:

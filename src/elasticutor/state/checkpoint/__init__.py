@@ -49,7 +49,7 @@ Any other file is none of the checkpoint's, and left alone.
 
 from __future__ import annotations
 
-from elasticutor.state.checkpoint.checkpoint import Checkpoint, Tidied
+from elasticutor.state.checkpoint.checkpoint import Checkpoint
 from elasticutor.state.checkpoint.errors import (
     AbsentError,
     CheckpointError,
@@ -61,20 +61,18 @@ from elasticutor.state.checkpoint.errors import (
     UncertainError,
 )
 from elasticutor.state.checkpoint.files import write_increment
-from elasticutor.state.checkpoint.forms import LAYOUT, StateFile, StateForm
+from elasticutor.state.checkpoint.forms import StateFile, StateForm
 from elasticutor.state.checkpoint.location import Location
-from elasticutor.state.checkpoint.manifests import Listed, Manifest, epochs_of
+from elasticutor.state.checkpoint.manifests import Manifest, epochs_of
 from elasticutor.state.checkpoint.restoring import Restorer
 
 __all__ = [
-    "LAYOUT",
     "AbsentError",
     "Checkpoint",
     "CheckpointError",
     "DamagedError",
     "InUseError",
     "LayoutError",
-    "Listed",
     "Location",
     "Manifest",
     "MismatchError",
@@ -82,7 +80,6 @@ __all__ = [
     "StateFile",
     "StateForm",
     "StorageError",
-    "Tidied",
     "UncertainError",
     "epochs_of",
     "write_increment",

@@ -79,19 +79,13 @@ class Checkpoint:
     ) -> Self:
         """Claim a checkpoint, check it, and make it fit the topology.
 
-        Args:
-            uri: A path or URI, as `Location.at` takes it.
-            run: The run that claims it.
-            topology: The name of the topology.
-            forms: How each operator's state is to be kept.
-            sources: How many tasks each source has.
-            epoch: Go on from this epoch instead of the newest: later ones are void.
-            below: Go on from the newest epoch below this one, and only if it is of this very
-                topology: for who numbers the epochs itself, and knows which comes next.
-            keep: How many epochs can be gone back to, at least 2.
-            lease_s: For how long a claim counts that is not renewed.
-            timeout_s: How long to wait for another run's claim to end at most.
-            say: Called with what takes time.
+        It goes on from the newest epoch, or from `epoch`: then later ones are void. With `below`
+        it goes on from the newest epoch below that one, and only if it is of this very topology:
+        for who numbers the epochs itself, and knows which comes next.
+
+        A claim counts for `lease_s` if it is not renewed; another run's is waited for up to
+        `timeout_s`. At least 2 epochs are to `keep`, to go back to. `sources` has the number of
+        each source's tasks; `say` is called with what takes time.
 
         Raises:
             BadValueError: There can be no such location, or no such schema of state.
@@ -134,7 +128,10 @@ class Checkpoint:
             except StorageError as error:  # no reason not to begin
                 say(f"what is no longer needed stays for now: {error}")
         except BaseException:
-            _release_quietly(lease)
+            try:
+                lease.release()
+            except CheckpointError as error:
+                _log.warning("%s", error)
             raise
         return checkpoint
 
@@ -331,10 +328,3 @@ class Checkpoint:
         self._lease.clear_away()
         self._swept = manifest.attempt
         return (*aged, *left)
-
-
-def _release_quietly(lease: Lease) -> None:
-    try:
-        lease.release()
-    except CheckpointError as error:
-        _log.warning("%s", error)

@@ -113,8 +113,7 @@ class Lease:
     ) -> Self:
         """Claim the checkpoint with a number above `least`; waits for the claim before it to end.
 
-        Raises:
-            InUseError: Another run has it, or renewed its claim within `timeout_s`.
+        `InUseError` says that its run renewed it within `timeout_s`.
         """
         until = time.monotonic() + timeout_s
         holder = Holder.here(run)

@@ -22,7 +22,7 @@ _HINTS: Final[dict[int, str]] = {
     errno.ENOTDIR: "a file is where a folder should be: move it away, or give another location",
     errno.EISDIR: "a folder is where a file should be: move it away",
     errno.EEXIST: "something else is in its place: move it away",
-    errno.ENOENT: "the folder is gone, or the bucket does not exist: make it, or mend the URI",
+    errno.ENOENT: "the folder is gone, or the bucket does not exist: make it, or correct the URI",
     errno.EIO: "the disk fails: see the system's log",
     errno.ESTALE: "the network file system was remounted: start again",
 }
@@ -64,13 +64,7 @@ class AbsentError(StorageError):
 
 
 def refused(path: str, must: str, error: Exception) -> StorageError:
-    """What the storage said, with the path and what to do about it.
-
-    Example:
-        >>> print(refused("/full/x", "be written", OSError(errno.ENOSPC, "No space left")))
-        /full/x must be written; got No space left. Hint: make room there or give another \
-location; the last committed epoch is intact
-    """
+    """What the storage said, with the path and what to do about it."""
     number = error.errno if isinstance(error, OSError) else None
     said = (isinstance(error, OSError) and error.strerror) or str(error)
     # Arrow also says where in its own sources; one line is enough.

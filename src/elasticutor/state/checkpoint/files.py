@@ -44,21 +44,11 @@ def write_increment(
     *,
     inline: int = 0,
 ) -> StateFile | None:
-    """Make durable what some shards of an executor changed in an epoch.
+    """Make durable what some shards of an executor changed in an epoch: one record for each key.
 
-    Args:
-        location: The checkpoint.
-        form: How the operator's state is kept.
-        executor: Name of the executor.
-        writer: Name of the node; nodes write different shards of the executor.
-        attempt: The attempt that made the changes.
-        epoch: The epoch in which they were made.
-        changes: The changed records of each shard, with one for each key.
-        inline: Up to this number of bytes, nothing is written here: the manifest has them inside,
-            and is durable or not as a whole.
-
-    Returns:
-        What the manifest must list; None if nothing has changed, and then nothing is written.
+    `writer` is the node: nodes write different shards of the executor. Up to `inline` bytes,
+    nothing is written here: the manifest has them inside, and is durable or not as a whole.
+    Returns what the manifest must list; None if nothing has changed.
     """
     beyond = [shard for shard in changes if not 0 <= shard < form.shards]
     if beyond:
@@ -209,7 +199,7 @@ def require_storable(form: StateForm) -> None:
         return
     if not len(form.schema):
         raise BadValueError(f"state_schema of operator {form.operator!r}", "have a column", 0)
-    name = FileName(form.operator, 0, Epoch(0), Epoch(0), Attempt(0), "nobody")
+    name = FileName(form.operator, 0, Epoch(0), Epoch(0), Attempt(0), "none")
     try:
         data = _as_parquet(empty_table(form), name)
         pq.ParquetFile(pa.BufferReader(data)).read()

@@ -163,8 +163,9 @@ class FileName:
         writer: str,
     ) -> Self:
         """The name for a file of one of the operator's executors."""
-        number = form.number_of(executor)
-        return cls(form.operator, number, first, last, attempt, _as_name(writer))
+        # Nothing in a writer's name makes one file name of two.
+        safe = _UNSAFE.sub(lambda found: f"%{ord(found[0]):x}%", writer) or "%%"
+        return cls(form.operator, form.number_of(executor), first, last, attempt, safe)
 
     @classmethod
     def read(cls, operator: str, executor: str, name: str) -> Self | None:
@@ -183,8 +184,3 @@ _NAME: Final = re.compile(
     r"(?P<first>\d{12,})-(?P<last>\d{12,})-(?P<attempt>\d{9,})-(?P<writer>.+)\.parquet"
 )
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]")
-
-
-def _as_name(writer: str) -> str:
-    """A writer's name as a part of a file name, without making one of two."""
-    return _UNSAFE.sub(lambda found: f"%{ord(found[0]):x}%", writer) or "%%"

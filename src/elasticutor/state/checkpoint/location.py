@@ -59,7 +59,7 @@ class Location:
         try:
             filesystem, root = fs.FileSystem.from_uri(text)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            hint = f"{_first_line(error)}; known are file, hdfs, s3, gs and abfs"
+            hint = f"{str(error).splitlines()[0]}; known are file, hdfs, s3, gs and abfs"
             raise BadValueError("location of a checkpoint", "be a URI", text, hint) from error
         except STORAGE_FAULTS as error:
             raise refused(text, "be reachable", error) from error
@@ -243,7 +243,3 @@ def _path_of(uri: str) -> str:
         hint = "write file:///folder with three slashes, or the path alone"
         raise BadValueError("location of a checkpoint", "name a folder of this machine", uri, hint)
     return unquote(parts.path)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

@@ -47,10 +47,6 @@ def _dump_int(value: int) -> Any:
     return value if -_SAFE <= value <= _SAFE else {"int": hex(value)}
 
 
-def _dump_float(value: float) -> Any:
-    return value if math.isfinite(value) else {"float": repr(value)}
-
-
 def _dump_str(value: str) -> Any:
     try:
         value.encode()
@@ -61,10 +57,6 @@ def _dump_str(value: str) -> Any:
 
 def _dump_items(value: Any) -> list[Any]:
     return [to_json(item) for item in value]
-
-
-def _dump_set(value: Any) -> list[Any]:
-    return [to_json(item) for item in sorted(value, key=repr)]
 
 
 def _text(data: bytes) -> str:
@@ -79,13 +71,13 @@ _DUMPS: Final[dict[type, Callable[[Any], Any]]] = {
     type(None): lambda value: value,
     bool: lambda value: value,
     int: _dump_int,
-    float: _dump_float,
+    float: lambda value: value if math.isfinite(value) else {"float": repr(value)},
     str: _dump_str,
     bytes: lambda value: {"bytes": _text(value)},
     list: _dump_items,
     tuple: lambda value: {"tuple": _dump_items(value)},
-    set: lambda value: {"set": _dump_set(value)},
-    frozenset: lambda value: {"frozenset": _dump_set(value)},
+    set: lambda value: {"set": _dump_items(sorted(value, key=repr))},
+    frozenset: lambda value: {"frozenset": _dump_items(sorted(value, key=repr))},
     dict: lambda value: {"dict": [[to_json(k), to_json(v)] for k, v in value.items()]},
 }
 

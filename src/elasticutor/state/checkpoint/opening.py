@@ -16,7 +16,6 @@ from elasticutor.state.checkpoint.errors import (
     MismatchError,
 )
 from elasticutor.state.checkpoint.files import check
-from elasticutor.state.checkpoint.forms import StateFile
 from elasticutor.state.checkpoint.location import Location
 from elasticutor.state.checkpoint.manifests import Manifest, ManifestName, names_of, standing
 
@@ -95,15 +94,10 @@ def refuse_other(location: Location, topology: str) -> None:
 def whole(location: Location, name: ManifestName) -> Manifest:
     """A manifest all of whose files are as they were written."""
     manifest = Manifest.read(location, name)
-    check_all(location, manifest.files)
-    return manifest
-
-
-def check_all(location: Location, files: Iterable[StateFile]) -> None:
-    """Read all files, and refuse the first that is damaged."""
     with ThreadPoolExecutor(_THREADS, "checkpoint") as pool:
-        for _ in pool.map(lambda file: check(location, file).size, files):
+        for _ in pool.map(lambda file: check(location, file).size, manifest.files):
             pass
+    return manifest
 
 
 def _last_good(location: Location, names: Iterable[ManifestName]) -> Epoch | None:

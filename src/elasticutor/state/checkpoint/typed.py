@@ -189,7 +189,7 @@ class TypedValues:
 
     def _misfit(self, key: bytes, got: Any, must: str) -> BadValueError:
         who = f"state of operator {self._operator!r}, key {decode_key(key)!r},"
-        hint = "mend the operator, or leave state_schema out: then anything can be kept"
+        hint = "fix the operator, or leave state_schema out: then anything can be kept"
         return BadValueError(who, must, Words(f"{got!r}, a {type(got).__name__}"), hint)
 
 

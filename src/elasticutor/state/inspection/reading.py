@@ -223,7 +223,8 @@ class StateReader:
             tables: dict[int, pa.Table] = {}
             for key in keys:
                 try:
-                    data, owner = encode_key(key), _owner(form, key)
+                    data = encode_key(key)
+                    owner = int(executors_of(hashes_of([key]), form.executors)[0])
                 except (UnsupportedKeyError, BadValueError, OverflowError):
                     continue
                 if owner not in tables:
@@ -329,10 +330,6 @@ def _typed(column: pa.ChunkedArray) -> list[Any]:
     there = column.is_valid().to_pylist()
     rows = zip(there, *parts, strict=True)
     return [dict(zip(fields, row, strict=True)) if is_one else None for is_one, *row in rows]
-
-
-def _owner(form: StateForm, key: Any) -> int:
-    return int(executors_of(hashes_of([key]), form.executors)[0])
 
 
 def _require_no_pickle(data: bytes) -> None:
