@@ -318,7 +318,7 @@ class QueryRun(CheckedRun):
             self._used_twice.add(stage.execution)
             stage.refusable = True
             other = self._add_stage(operator, parts)
-            self.clock.after(self.rng.uniform(0.0, 0.02), self._launch, other)
+            self.clock.after(self.rng.uniform(0.0, 0.3), self._launch, other)
 
     def _add_stage(self, operator: ChainOperator, parts: list[list[Row]]) -> QueryStage:
         slots = self.rng.randint(1, len(parts))

@@ -311,7 +311,8 @@ class CheckedRun(ABC):
             if self.rng.random() < 0.3:
                 self.oracle.counts["suspected_tasks"] += 1
                 self.note("fault", f"take task {task} of {host.name} for lost, though it lives")
-                zombie = host.suspect_task(task, lives_on_s=self.rng.uniform(0.0, 0.1))
+                zombie = host.suspect_task(task, lives_on_s=self.rng.uniform(0.0, 1.0))
+                zombie.slowness *= 10  # it was silent for long: that is why it counts as lost
                 # What it reads may change under its hands; that is no fault while it stays unseen.
                 zombie.operator = replace(host.operator, complain=lambda text: None)
             else:
