@@ -36,7 +36,7 @@ format: $(STAMP) ## let ruff put everything into shape
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-picture: $(STAMP) ## draw the README's picture anew
+picture: $(STAMP) ## draw the README picture again
 	@$(BIN)/elasticutor demo --plain --plot docs/rush.svg
 
 clean: ## remove the virtual environment and caches

@@ -118,8 +118,8 @@ def key_hasher(*kinds: pa.DataType) -> KeyHasher | None:
     """A function that hashes one key at a time, given its values; as `key_hashes` does by columns.
 
     For few tuples: NumPy and Arrow cost a microsecond a call, however little they do, and many
-    times that in a process that has just woken up. None if the values of a type can only be told
-    apart in columns.
+    times that in a process that has just woken up. None if the values of a type can only be
+    distinguished in columns.
     """
     hashers = [_value_hasher(kind) for kind in kinds]
     if not hashers or None in hashers:

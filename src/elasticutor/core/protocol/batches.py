@@ -234,7 +234,8 @@ class Batches:
         if self._keeps and task.epoch <= self.committed:
             reason = (
                 f"batch {task.epoch - 1} is committed in the state already, and later ones too: "
-                "the query's checkpoint is older than the state. Restore both, or begin both anew"
+                "the query's checkpoint is older than the state. Restore both, or start both "
+                "from nothing"
             )
             return [Refuse(task, reason, False)]
         before = self._try
@@ -252,7 +253,7 @@ class Batches:
                 self.committed = before.epoch
             else:
                 returns, kept = before.written or before.returns, whole or before.kept
-            word = "is over" if task.epoch > before.epoch else "is executed anew"
+            word = "is over" if task.epoch > before.epoch else "runs again"
             reason = f"batch {before.epoch - 1} {word} (execution {task.execution})"
             orders += self.give_up(reason)
         self.attempt = Attempt(self.attempt + 1)
@@ -278,8 +279,8 @@ class Batches:
         )
         if not kept:  # else its earlier execution counts again, for the next to open the checkpoint
             words += (
-                ": whoever runs the query has committed it all the same, as where foreachBatch "
-                "catches errors. Let them end the query; then begin it and its state anew"
+                ": the query has committed it without its state, as when a foreachBatch function "
+                "catches errors. Let errors end the query; then start it and its state from nothing"
             )
         self._missed = words, kept
         return [*self.give_up(words, again=kept), Refuse(task, words, kept)]
@@ -341,7 +342,7 @@ class Batches:
     def _on_went_back(self, attempt: Attempt) -> list[BatchOrder]:
         current = self._current(attempt)
         if not current.returns:
-            raise OutOfOrderError("checkpoint", "have been told to go back", attempt)
+            raise OutOfOrderError("checkpoint", "have an order to go back", attempt)
         current.returns = False
         return self._try_to_begin()
 

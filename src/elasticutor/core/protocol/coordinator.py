@@ -311,7 +311,7 @@ class Coordinator:
     def _on_ready(self, event: ParticipantReady) -> list[Order]:
         self._require_attempt(event.attempt)
         if self.phase is not CoordinatorPhase.BEGINNING or event.who not in self._unready:
-            raise OutOfOrderError(event.who, "have been told to begin", event.attempt)
+            raise OutOfOrderError(event.who, "have an order to begin", event.attempt)
         self._unready.discard(event.who)
         if self._unready:
             return []

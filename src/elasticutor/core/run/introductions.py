@@ -50,7 +50,7 @@ class Introductions:
         self._told_at.pop(who, None)
 
     def due(self) -> list[Introduction]:
-        """What is to be told now, to those that are there; each is due once."""
+        """The introductions to make now, to those that are up; each is due once."""
         return list(self._due())
 
     def _due(self) -> Iterator[Introduction]:

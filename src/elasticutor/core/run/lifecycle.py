@@ -141,7 +141,7 @@ class RunLifecycle:
         else:
             # Spark tries a lost task again.
             who = f"host {number} of sources and sinks{event.near}"
-            reason = "was lost, and has been started anew"
+            reason = "was lost, and has a successor"
             if self.recovers:
                 self._recovery.host_replaced(number, f"{who} {reason}", self._now)
             else:

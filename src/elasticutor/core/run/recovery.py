@@ -91,7 +91,7 @@ class Recovery:
         guests, gone = [], []
         for who in there.executors:
             at_home = there.placements[who].node == node
-            # One that is not up cannot be told: its tasks there would be waited for in vain.
+            # One that is not up cannot learn of it: it would wait for its tasks there in vain.
             if at_home or (who not in there.up and there.cores[who].get(node)):
                 gone.append(who)
             elif who in there.up:
