@@ -46,7 +46,7 @@ class Part:
 
 CLAIMS = "not matrix"
 PURE, LIVE, SPARK = "not live and not spark and not jvm", "live", "spark"
-PURE_THEN_JVM = "not live and not spark"
+JVM = "jvm and not spark"
 HALF = ("tests/core", "tests/state", "src")
 PARTS = {
     "quick": (
@@ -56,12 +56,14 @@ PARTS = {
     "test": (
         Part("spark", f"{SPARK} and {CLAIMS}"),
         Part("live", f"{LIVE} and {CLAIMS}"),
-        Part("rest", f"{PURE_THEN_JVM} and {CLAIMS}"),
+        Part("jvm", f"{JVM} and {CLAIMS}"),
+        Part("pure", f"{PURE} and {CLAIMS}"),
     ),
     "matrix": (
         Part("spark", f"{SPARK} and matrix"),
         Part("live", f"{LIVE} and matrix"),
-        Part("rest", f"{PURE_THEN_JVM} and matrix"),
+        Part("jvm", f"{JVM} and matrix"),
+        Part("pure", f"{PURE} and matrix"),
     ),
 }
 

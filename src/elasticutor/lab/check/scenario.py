@@ -153,7 +153,7 @@ def draw_habits(scenario: Scenario) -> Habits:
         deaths=rng.choice((0.0, 0.05)),
         lost_outputs=rng.choice((0.0, 0.1)),
         in_part=rng.choice((0.0, 0.08)),
-        twice=rng.choice((0.0, 0.15)),
+        twice=rng.choice((0.0, 0.4)),
         again=rng.choice((0.1, 0.3)),
         skips=rng.choice((0.0, 0.4)),
         crash_around_commit=rng.choice((0.0, 0.1)),
