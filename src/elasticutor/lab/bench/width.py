@@ -9,6 +9,8 @@ small as a tuple (`--chunk-ms 1`), how many of them an executor hands out in a s
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elasticutor.driver.cluster import BaseCluster
 from elasticutor.lab.bench import options
 from elasticutor.lab.bench.declare import Benchmark, Figures, Samples, figure, samples
@@ -54,7 +56,9 @@ class WidthBench(Benchmark):
         return found
 
     def _run(self, cluster: BaseCluster, number: int, found: WidthFigures) -> None:
-        config = chunks_of(self.chunk_ms / 1e3)
+        # A backlog would make them larger, and their number says how many can be handed out.
+        most = max(1, round(self.chunk_ms / self.cost_ms))
+        config = replace(chunks_of(self.chunk_ms / 1e3), max_chunk_rows=most)
         most_rows = max(64, int(found.ideal_rows_s * config.chunk_s))  # little is left to drain
         with notes() as folder:
             generator = Generator(rate=None, zipf=self.zipf, seed=number)
