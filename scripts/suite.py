@@ -45,6 +45,7 @@ class Part:
 
 
 CLAIMS = "not matrix"
+SHORT = "not seeds and not matrix"
 PURE, LIVE, SPARK = "not live and not spark and not jvm", "live", "spark"
 JVM = "jvm and not spark"
 HALF = ("tests/core", "tests/state", "src")
@@ -63,8 +64,8 @@ def all_but(pattern: str) -> tuple[str, ...]:
 
 PARTS = {
     "quick": (
-        Part("core", f"{PURE} and {CLAIMS}", HALF),
-        Part("rest", f"{PURE} and {CLAIMS}", ("tests", *(f"--ignore={path}" for path in HALF))),
+        Part("core", f"{PURE} and {SHORT}", HALF),
+        Part("rest", f"{PURE} and {SHORT}", ("tests", *(f"--ignore={path}" for path in HALF))),
     ),
     "test": (
         Part("queries", f"{SPARK} and {CLAIMS}", files("tests/spark", QUERIES)),

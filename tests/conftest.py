@@ -23,10 +23,12 @@ CLUSTERS = {"cluster", "nodes", "processes", "shared_cluster"}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs the shared Spark session, and what needs a cluster, by their fixtures."""
+    """Mark tests by their fixtures: the shared Spark session, a cluster, hundreds of seeds."""
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
         if "spark" in fixtures:
             item.add_marker("spark")
         elif fixtures & CLUSTERS:
             item.add_marker("live")
+        elif "two_hundred" in fixtures:
+            item.add_marker("seeds")

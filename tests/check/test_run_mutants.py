@@ -10,6 +10,8 @@ from elasticutor.lab.check.mutants.life import LIFE
 from elasticutor.lab.check.mutants.mutant import Mutant
 from elasticutor.lab.check.runner import run_seeds
 
+pytestmark = pytest.mark.seeds
+
 
 @pytest.mark.parametrize("mutant", LIFE, ids=lambda mutant: mutant.name)
 def test_a_bug_of_the_run_is_found_within_40_seeds(mutant: Mutant) -> None:
