@@ -49,29 +49,14 @@ SHORT = "not seeds and not matrix"
 PURE, LIVE, SPARK = "not live and not spark and not jvm", "live", "spark"
 JVM = "jvm and not spark"
 HALF = ("tests/core", "tests/state", "src")
-QUERIES, RUNS = "test_elastic*.py", "test_live_*.py"
-
-
-def files(folder: str, pattern: str) -> tuple[str, ...]:
-    """Return what pytest is asked for to run the files of a folder whose names fit."""
-    return tuple(str(path.relative_to(ROOT)) for path in sorted((ROOT / folder).rglob(pattern)))
-
-
-def all_but(pattern: str) -> tuple[str, ...]:
-    """Return what pytest is asked for to run all other files."""
-    return "tests", "src", f"--ignore-glob=*/{pattern}"
-
-
 PARTS = {
     "quick": (
         Part("core", f"{PURE} and {SHORT}", HALF),
         Part("rest", f"{PURE} and {SHORT}", ("tests", *(f"--ignore={path}" for path in HALF))),
     ),
     "test": (
-        Part("queries", f"{SPARK} and {CLAIMS}", files("tests/spark", QUERIES)),
-        Part("spark", f"{SPARK} and {CLAIMS}", all_but(QUERIES)),
-        Part("runs", f"{LIVE} and {CLAIMS}", files("tests/runtime", RUNS)),
-        Part("live", f"{LIVE} and {CLAIMS}", all_but(RUNS)),
+        Part("spark", f"{SPARK} and {CLAIMS}"),
+        Part("live", f"{LIVE} and {CLAIMS}"),
         Part("jvm", f"{JVM} and {CLAIMS}"),
         Part("pure", f"{PURE} and {CLAIMS}"),
     ),
