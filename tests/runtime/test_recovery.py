@@ -25,6 +25,7 @@ from tests.runtime.live import (
     folded,
     pid_of,
     pid_of_node,
+    running,
     wait_until,
 )
 
@@ -189,15 +190,24 @@ def test_a_run_goes_on_when_a_process_dies_at_any_named_point(
     run = submitted(nodes, tmp_path, chained(source=ENDLESS, executors=1))
     for point in POINTS[who]:
         epochs, lost = committed(run), len(run.events("lost"))
-        wait_until(lambda: committed(run) > epochs and run.phase == "running", "an epoch")  # noqa: B023
+        after_a_loss = point.partition(" ")[2] in AFTER_A_LOSS
+        # A doomed task must be there, and another one to be lost first.
+        least = 2 if after_a_loss and who == "task" else 1
+
+        def settled() -> bool:
+            pids = [task.pid for task in run.tasks("chain", 0).values()]
+            up = len(pids) >= least and all(pid and running(pid) for pid in pids)  # noqa: B023
+            return up and committed(run) > epochs and run.phase == "running"  # noqa: B023
+
+        wait_until(settled, "an epoch with all tasks up")
         doom(nodes, run, who, point)
-        if point.partition(" ")[2] in AFTER_A_LOSS:
+        if after_a_loss:
             kill(min(task.pid for task in run.tasks("chain", 0).values()))
 
         def died() -> bool:
             if run.phase == "running":
                 stir(run)
-            return len(run.events("lost")) > lost + (point.partition(" ")[2] in AFTER_A_LOSS)  # noqa: B023
+            return len(run.events("lost")) > lost + after_a_loss  # noqa: B023
 
         wait_until(died, f"{who} to die when about to {point}", timeout_s=20.0)
     require_fold_of_what_came(run)

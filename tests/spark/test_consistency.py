@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-pytestmark = pytest.mark.jvm
+# Held in `make test` by the live consistency test, and on two executors by test_local_cluster.
+pytestmark = [pytest.mark.jvm, pytest.mark.matrix]
 
 pytest.importorskip("pyspark")
 
