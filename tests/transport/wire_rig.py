@@ -128,6 +128,8 @@ def same(one: Any, other: Any) -> bool:
         return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, dict):
         return same(list(one.values()), list(other.values())) and repr([*one]) == repr([*other])
+    if isinstance(one, set | frozenset):  # each NaN has a hash, and so a place, of its own
+        return sorted(map(repr, one)) == sorted(map(repr, other))
     return bool(one == other) or repr(one) == repr(other)
 
 
