@@ -13,7 +13,7 @@ help: ## print this list
 demo: $(STAMP) ## cores that go where the load is, live on a local Spark, in about a minute
 	@$(BIN)/elasticutor demo
 
-test: $(STAMP) ## every claim once: tests and doctests, at most 10 minutes on 2 cores
+test: $(STAMP) ## every claim once: tests and doctests, about 11 minutes on 2 cores
 	@$(BIN)/python scripts/suite.py test
 
 quick: $(STAMP) ## the tests that need neither Spark nor a cluster's processes: at most 90 seconds
