@@ -1,4 +1,4 @@
-"""Who may import whom: what keeps the core pure."""
+"""Who may import whom, and how large things are: what keeps the core pure and the tree readable."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,7 +34,7 @@ IMPURE = {
     "zmq",
 }
 
-DISTRIBUTIONS = {"hdrh": "hdrhistogram", "zmq": "pyzmq"}
+DISTRIBUTIONS = {"zmq": "pyzmq"}
 """Names of packages whose modules have another one."""
 
 
@@ -135,3 +136,26 @@ def test_what_spark_executors_load_needs_neither_the_command_line_nor_the_labora
     assert {"elasticutor.process.main", "elasticutor.spark.elastic"} <= set(names)
     code = f"from elasticutor import *; import {', '.join(names)}"
     assert loaded(code, "typer", "rich", "elasticutor.cli", "elasticutor.lab") == []
+
+
+# How large things are, and what they are called
+
+
+def test_no_module_has_more_than_500_lines() -> None:
+    lines = {path: len(path.read_text().splitlines()) for path in ROOT.rglob("*.py")}
+    assert {str(path.relative_to(ROOT)): n for path, n in lines.items() if n > 500} == {}
+
+
+def test_no_package_has_more_than_15_modules_on_one_floor() -> None:
+    floors = Counter(path.parent for path in ROOT.rglob("*.py") if path.name != "__init__.py")
+    assert {str(floor.relative_to(ROOT)): n for floor, n in floors.items() if n > 15} == {}
+
+
+def test_no_public_class_name_stands_for_two_things() -> None:
+    names = Counter(
+        node.name
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []

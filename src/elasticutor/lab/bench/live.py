@@ -247,7 +247,7 @@ def rate_between(timeline: Sequence[Moment], start: float, end: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RunWindow:
     """What a run did between two times, in seconds since 1970."""
 
     started: float
@@ -258,7 +258,7 @@ class Measured:
     metrics: RunMetrics
 
 
-def measured(run: Run, warm_up_s: float, seconds: float) -> Measured:
+def measured(run: Run, warm_up_s: float, seconds: float) -> RunWindow:
     """Let a run warm up, then measure it."""
     watch(run, warm_up_s)
     run.reset_metrics()
@@ -266,7 +266,7 @@ def measured(run: Run, warm_up_s: float, seconds: float) -> Measured:
     behind_s = watch(run, seconds)
     metrics, ended = run.metrics(), time.time()
     rows_s = rate_between(run.timeline(), started, ended)
-    return Measured(started, ended, rows_s, behind_s, metrics)
+    return RunWindow(started, ended, rows_s, behind_s, metrics)
 
 
 class Machine:
